@@ -88,7 +88,7 @@ func (s *Socket) placed(pe *Peer, bytes, cost, count int) {
 	s.hold(cost)
 	pe.ctr.RecvQueued += uint64(count)
 	pe.ctr.RecvBytesAdded += uint64(bytes)
-	if s.queued > s.opt.RcvBufBytes {
+	if s.queued > s.soft() {
 		s.mark(s.e.now)
 	}
 }
@@ -138,7 +138,7 @@ func (s *Socket) updateWantRoom() {
 func (s *Socket) unmark(now time.Duration) {
 	// Half, as in the kernel (net/rds/recv.c, rds_recv_rcvbuf_delta): a port that changed
 	// its state with each datagram would be told to every peer each time.
-	if s.congested && s.recvWaitAt == 0 && (s.queued < s.opt.RcvBufBytes/2 || s.unread == 0) && s.roomy() {
+	if s.congested && s.recvWaitAt == 0 && (s.queued < s.soft()/2 || s.unread == 0) && s.roomy() {
 		s.congested = false
 		s.updateWantRoom()
 		s.e.clear(now, s.port)

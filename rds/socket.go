@@ -120,10 +120,12 @@ type Socket struct {
 	// mem <= hard.
 
 	queued int
+	aside  int // of RcvBufBytes, for pairs (paired.go)
 	mem    int
 	hard   int
 	fullAt int // hard: there was room always
 	unread int // datagrams that the sink has
+	paired PairedUnread
 	// congested is our port's bit in Engine.cmap, but for ports that are held.
 	congested   bool
 	congestedAt time.Duration
@@ -283,7 +285,7 @@ func (s *Socket) Info() Info {
 	if s.queue == nil {
 		hard = 0
 	}
-	return Info{s.id, s.used, s.undecided, s.queued, s.mem, s.unread, hard, s.congested, s.waiting, s.held, s.Stats}
+	return Info{s.id, s.used, s.undecided, s.queued + s.paired.Bytes, s.mem, s.unread + s.paired.Datagrams, hard, s.congested, s.waiting, s.held, s.Stats}
 }
 
 // Events returns and clears the news since the last call.

@@ -56,6 +56,17 @@ var movers = map[string]func(m *moved){
 	"ring_wakes":           func(m *moved) { m.exchange(rdsd.Rings) },
 	"send_rejected":        func(m *moved) { m.forbidden() },
 	"ring_refused":         func(m *moved) { m.strayPost() },
+	"pairs_offered":        func(m *moved) { m.paired() },
+	"pairs_opened":         func(m *moved) { m.paired() },
+	"pairs_closed":         func(m *moved) { m.paired().Close() },
+	"pair_datagrams":       func(m *moved) { m.paired() },
+	"pair_wakes": func(m *moved) {
+		from := m.paired()
+		time.Sleep(20 * time.Millisecond) // for the reader to sleep
+		if err := from.Send(m.ctx, m.reader, []byte("to one that sleeps")); err != nil {
+			m.t.Fatal(err)
+		}
+	},
 	"push_stalls": func(m *moved) {
 		slow, s := m.bind(rdsd.GRPC, rdsd.WithRecvWindow(1, 1)), m.bind(rdsd.GRPC)
 		for range 10 {
@@ -88,6 +99,8 @@ type moved struct {
 	ctx  context.Context
 	d    *rdsdtest.Daemon
 	http string
+
+	reader netip.AddrPort // of the last paired
 }
 
 func (m *moved) bind(fe rdsd.FrontEnd, opts ...rdsd.BindOption) *rdsd.Socket {
@@ -97,6 +110,32 @@ func (m *moved) bind(fe rdsd.FrontEnd, opts ...rdsd.BindOption) *rdsd.Socket {
 		m.t.Fatal(err)
 	}
 	return s
+}
+
+// paired returns a socket whose flow to another one goes by a pair.
+func (m *moved) paired() *rdsd.Socket {
+	m.t.Helper()
+	from, to := m.bind(rdsd.Rings), m.bind(rdsd.Rings, rdsd.WithSpin(0))
+	go func() { // ends with the socket
+		for {
+			if _, err := to.Recv(m.ctx); err != nil {
+				return
+			}
+		}
+	}()
+	m.reader = to.LocalAddr()
+	before := m.counter("pair_datagrams")
+	for end := time.Now().Add(10 * time.Second); m.counter("pair_datagrams") == before; {
+		for range 2000 {
+			if err := from.Send(m.ctx, m.reader, []byte("busy")); err != nil {
+				m.t.Fatal(err)
+			}
+		}
+		if time.Now().After(end) {
+			m.t.Fatal("a busy flow gets no pair")
+		}
+	}
+	return from
 }
 
 // exchange sends to a reader that sleeps.
@@ -166,7 +205,7 @@ func TestFrontEndCountersMove(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	m := &moved{t: t, ctx: ctx, http: netip.AddrPortFrom(rdsdtest.AddrA, uint16(rdsdtest.FreePort(t, rdsdtest.AddrA))).String()}
-	m.d = rdsdtest.Start(t, rdsdtest.AddrA, rdsdtest.FreePort(t, rdsdtest.AddrA), "--http", m.http)
+	m.d = rdsdtest.Start(t, rdsdtest.AddrA, rdsdtest.FreePort(t, rdsdtest.AddrA), "--http", m.http, "--pairs", "auto")
 	listed := map[string]bool{}
 	for _, c := range base.CounterTable.Descs() {
 		move, here := movers[c.Name]

@@ -30,6 +30,11 @@ type Counters struct {
 	RingDatagrams      atomic.Uint64 `counter:"ring_datagrams" help:"datagrams in descriptors taken from clients' send rings"`
 	RingRefused        atomic.Uint64 `counter:"ring_refused" help:"descriptors of clients that could not be sent at all"`
 	RingWakes          atomic.Uint64 `counter:"ring_wakes" help:"times a sleeping client had to be woken by its doorbell"`
+	PairsOffered       atomic.Uint64 `counter:"pairs_offered" help:"pairs offered to two sockets whose flow was busy"`
+	PairsOpened        atomic.Uint64 `counter:"pairs_opened" help:"pairs that both sockets took: their flow goes without the daemon on the way"`
+	PairsClosed        atomic.Uint64 `counter:"pairs_closed" help:"pairs closed again, for any reason: idle, a trace, a socket that was closed"`
+	PairDatagrams      atomic.Uint64 `counter:"pair_datagrams" help:"datagrams that passed pairs, as their clients say"`
+	PairWakes          atomic.Uint64 `counter:"pair_wakes" help:"times the daemon rang a reader that slept, for a sender of a pair"`
 	RegionsGivenBack   atomic.Uint64 `counter:"regions_given_back_bytes" help:"memory of regions that nobody needed and the daemon gave back, because memory was short"`
 	RegionsForgotten   atomic.Uint64 `counter:"regions_forgotten" help:"times the daemon let go of the pages of its clients' memory that it had touched, because memory was short"`
 	RingsHostile       atomic.Uint64 `counter:"rings_hostile" help:"sockets closed because of what stood in their rings"`

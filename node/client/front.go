@@ -43,6 +43,7 @@ type Front struct {
 	closing atomic.Int32 // goroutines of closeAside
 
 	pages regionPages
+	pairs pairTable
 
 	fails atomic.Pointer[func(step string) error] // tests have steps of a bind with rings fail
 }

@@ -268,6 +268,7 @@ func (f *Front) Stop() {
 	f.mu.Unlock()
 	f.wg.Wait()
 	f.pages.stop()
+	f.pairs.stop()
 }
 
 // errGone says that the client closed its end, or that its connection broke.

@@ -65,6 +65,7 @@ type ringSock struct {
 	freed         bool   // the region is gone, or about to be
 	hostile       error
 	evacuated     int64         // bytes of private memory that a dead client's datagrams take; the burier's
+	pairs         socketPairs   // of which it is an end
 	purse         purse         // pays for pages of the region; its account is set before the socket is
 	buried        chan struct{} // closed when the region is not mapped here any more, or is evacuated
 }
@@ -77,6 +78,7 @@ type ringFlow struct {
 	dest *rds.Dest
 	dst  netip.AddrPort // dest's
 	here bool           // at the socket's own address
+	busy busyFlow
 }
 
 // ringPost is a descriptor under way.
@@ -102,6 +104,9 @@ func (r *ringSock) Poll() bool {
 
 // serve is Poll without the message that may be held.
 func (r *ringSock) serve() bool {
+	if r.End.HasNudges() {
+		r.ringReaders()
+	}
 	posts := r.hasPosts()
 	room := r.End.HasRoom()
 	waits := posts && !r.share.May(r.react, &r.Ring)
@@ -299,6 +304,9 @@ func (r *ringSock) take(now time.Duration, draining error, a admission) bool {
 	r.host.Moved(len(p.Body))
 	if f.here {
 		r.share.Copied(len(p.Body)) // what leaves has a bound of its own, and is not copied here
+		if r.pairs.wanted && f.busy.posted(now) {
+			r.offerPair(now, f.dst.Port())
+		}
 	}
 	r.front.deps.Count.RingPosts.Add(1)
 	r.front.deps.Count.RingDatagrams.Add(uint64(p.Count))
@@ -415,6 +423,10 @@ func (r *ringSock) Place(from *rds.Peer, a conn.Arrival) (cost int, ok bool) {
 	}
 	if ok {
 		r.host.Place(&r.Ring)
+		// Before the sender hears of the outcome, which is told at the end of the step.
+		if a.Lane == nil && r.pairs.in != nil {
+			r.pairs.mark(a.SPort, r.End.Placed())
+		}
 	} else {
 		r.touch() // room may have come meanwhile
 	}
@@ -534,7 +546,11 @@ func (r *ringSock) jams(i, gen uint32) uint64 {
 }
 
 // Each implements rds.Sink.
-func (r *ringSock) Each(f func(src netip.AddrPort, bytes int) bool) { r.End.EachUnread(f) }
+func (r *ringSock) Each(f func(src netip.AddrPort, bytes int) bool) {
+	if r.pairs.each(f) {
+		r.End.EachUnread(f)
+	}
+}
 
 // Drained implements rds.Sink: the closed socket's last datagram is decided. It
 // comes also for a socket that was bound on the way to another port, and never

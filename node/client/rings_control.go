@@ -40,8 +40,8 @@ type ringControl struct {
 }
 
 // maxControlOut bounds the answers that wait: one for each Flush that is not
-// answered, and those to the message that was read last.
-const maxControlOut = maxFlushes + 16
+// answered, those to the message that was read last, and what is said of pairs.
+const maxControlOut = maxFlushes + 16 + 4*maxPairs
 
 func (c *ringControl) start(r *ringSock, ctl *shm.Control) {
 	c.r, c.ctl = r, ctl
@@ -169,6 +169,8 @@ func (r *ringSock) control(in *inMsg) error {
 	switch in.msg.WhichBody() {
 	case rdsdv1.ClientMessage_Credit_case, rdsdv1.ClientMessage_Peek_case:
 		return rdserr.With(rdserr.ErrInvalid, "Credit and Peek have no meaning for a socket with rings")
+	case rdsdv1.ClientMessage_Pair_case:
+		return r.pairAnswer(in.msg.GetPair())
 	case rdsdv1.ClientMessage_Cancel_case, rdsdv1.ClientMessage_Flush_case:
 		// To post is to have sent: these are about everything that stands in the ring
 		// now, and about nothing that comes later.

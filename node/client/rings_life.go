@@ -106,6 +106,7 @@ func (r *ringSock) open(f *Front, m *rdsdv1.Bind, p *packetStream) (err error) {
 	}
 	r.alarm.Costly = func(err error) { r.react.DoFor(r, func() { r.end(err) }) }
 	opt.Data, opt.Sink = r, r
+	r.pairs.wanted = m.GetRing().GetPairs() && f.deps.Config.RDS.Pairs == config.PairsAuto
 	_, opt, err = s.bindEngine(port, opt, r.attach)
 	if err != nil {
 		return err
@@ -290,6 +291,7 @@ func (r *ringSock) close() {
 func (r *ringSock) leave() (bury func()) {
 	_, now := r.host.Lock()
 	r.closed = true
+	r.leavePairs(now) // before the port is another's
 	r.End.CloseWord(unix.ESHUTDOWN)
 	for i := range r.flows {
 		if d := r.flows[i].dest; d != nil {

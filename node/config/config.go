@@ -68,8 +68,15 @@ type RDS struct {
 	HeartbeatTimeout  Duration     `toml:"heartbeat_timeout" usage:"silence after which a link to another rdsd is given up" want:"a duration such as \"20s\", longer than rds.heartbeat_interval"`
 	RestartHold       Duration     `toml:"restart_hold" usage:"how long, after a start, ports that were bound before are held for the users who had them; 0s: not at all" want:"a duration such as \"3s\", 0s to 1m"`
 	PingEnable        bool         `toml:"ping_enable" usage:"answer pings (off also ends the handshake with kernels)" want:"true or false"`
+	Pairs             string       `toml:"pairs" env:"RDSD_PAIRS" flag:"pairs" usage:"memory by which two sockets of one user and address exchange a busy flow without the daemon on the way: auto or off" want:"\"auto\" or \"off\""`
 	LowPortsBelow     uint16       `toml:"low_ports_below" reload:"yes" usage:"RDS ports below this one need a [[ports]] grant or root; 0: none do" want:"a port, 0 to 65535"`
 }
+
+// Values of rds.pairs.
+const (
+	PairsAuto = "auto"
+	PairsOff  = "off"
+)
 
 // Reactor is the threads that move datagrams between rings, sockets and peers.
 type Reactor struct {
@@ -160,6 +167,7 @@ func Default() *Config {
 			HeartbeatTimeout:  Duration{20 * time.Second},
 			RestartHold:       Duration{3 * time.Second},
 			PingEnable:        true,
+			Pairs:             PairsOff,
 			LowPortsBelow:     1024,
 		},
 		Reactor: Reactor{Spin: Duration{reactor.DefaultSpin}},

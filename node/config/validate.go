@@ -94,6 +94,7 @@ func (v *validator) rds() {
 	v.check("rds.reconnect_min", between(r.ReconnectMin.Duration, time.Millisecond, r.ReconnectMax.Duration), "%v is out of range", r.ReconnectMin)
 	v.check("rds.reconnect_max", between(r.ReconnectMax.Duration, time.Millisecond, 10*time.Minute), "%v is out of range", r.ReconnectMax)
 	v.check("rds.tcp_congestion", len(r.TCPCongestion) < 16 && !strings.ContainsAny(r.TCPCongestion, " /\t\n"), "%q is no name of a congestion control", r.TCPCongestion)
+	v.check("rds.pairs", r.Pairs == PairsAuto || r.Pairs == PairsOff, "%q is neither", r.Pairs)
 	v.check("rds.heartbeat_interval", between(r.HeartbeatInterval.Duration, 100*time.Millisecond, 10*time.Minute), "%v is out of range", r.HeartbeatInterval)
 	v.check("rds.heartbeat_timeout", r.HeartbeatTimeout.Duration > r.HeartbeatInterval.Duration, "%v is not longer than the interval of %v", r.HeartbeatTimeout, r.HeartbeatInterval)
 	v.check("rds.restart_hold", r.RestartHold.Duration >= 0 && r.RestartHold.Duration <= time.Minute, "%v is out of range", r.RestartHold)

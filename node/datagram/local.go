@@ -70,6 +70,9 @@ func (h *Local) attach(w *Worker) {
 // Addr is the local address.
 func (h *Local) Addr() netip.Addr { return h.addr }
 
+// Socket is the socket bound to port, nil when there is none. The lock is held.
+func (h *Local) Socket(port uint16) *rds.Socket { return h.e.Socket(port) }
+
 // shell is what h is one of.
 func (h *Local) Host() *Host { return h.all }
 

@@ -103,6 +103,9 @@ type traces struct {
 	n   atomic.Int32 // of them, for whoever counts
 }
 
+// Traced reports whether somebody traces what passes this address. The lock is held.
+func (h *Local) Traced() bool { return h.tracing != nil }
+
 // tracing is what the engine of a Local tells; a new one for each change of the list.
 type tracing struct {
 	h   *Local

@@ -106,7 +106,7 @@ func (b *ringBatch) spanLocked(sp span, left []span) []span {
 	for i := sp.from; i < sp.to; {
 		n, err := 0, b.passErr
 		if err == nil {
-			n, err = r.postRunLocked(b.ds[i:sp.to], b.firstTag+uint64(i))
+			n, err = r.postRunLocked(b.ds[i:sp.to], b.firstTag+uint64(i), b.h.wait)
 		}
 		if err == nil {
 			i += n
@@ -179,8 +179,8 @@ func heldMark(pass uint64, opening bool) uint64 {
 const fewEqual = 32
 
 // postRunLocked posts a train of the first datagrams, which have one destination, and
-// returns how many they were.
-func (r *rings) postRunLocked(ds []Datagram, tag uint64) (int, error) {
+// returns how many they were. wait is as of postLocked.
+func (r *rings) postRunLocked(ds []Datagram, tag uint64, wait bool) (int, error) {
 	l := r.tx
 	first := &ds[0]
 	each := len(first.Payload)
@@ -195,6 +195,15 @@ func (r *rings) postRunLocked(ds []Datagram, tag uint64) (int, error) {
 		return 0, errOpening
 	case f.Held == heldMark(r.pass, false):
 		return 0, rdserr.ErrCongested
+	}
+	if s := r.pairedLocked(l, f, each); s != nil {
+		if n := r.putRunLocked(l, s, ds, tag); n > 0 {
+			return n, nil
+		}
+		if wait && !s.Over() {
+			r.awaitPairLocked(l, f)
+			return r.postRunLocked(ds, tag, false)
+		}
 	}
 	// The longest run that fits; one length for all needs no table in front of the payloads.
 	n, same, sum := measureTrain(ds[:min(len(ds), max(1, l.send.Most()))], l.send.Room())

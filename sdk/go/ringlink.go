@@ -39,6 +39,13 @@ type ringLink struct {
 	stop   func() bool   // ends the watch over the socket's context
 	fault  atomic.Pointer[error]
 
+	// Pairs (ringpair.go).
+	offers  map[uint64]*pairOffer       // of read
+	out     map[netip.AddrPort]*pairOut // guarded by rings.txMu
+	in      *pairSet                    // guarded by rings.rxMu; nil: none
+	ending  int                         // guarded by rings.rxMu; of in, closed and not let go of
+	run, at int                         // guarded by rings.rxMu; trains in a row out of pairs, and which is next
+
 	// Guarded by Socket.mu:
 	ctl     fifo[*rdsdv1.ClientMessage]
 	writing bool // a goroutine writes ctl
@@ -96,6 +103,7 @@ func (r *rings) handshake(conn *shm.Conn) (*ringLink, error) {
 	bind.SetLabel(r.cfg.label)
 	wish := &rdsdv1.RingWish{}
 	wish.SetVersion(shm.Version)
+	wish.SetPairs(true)
 	bind.SetRing(wish)
 	m := &rdsdv1.ClientMessage{}
 	m.SetBind(bind)
@@ -267,20 +275,29 @@ func (l *ringLink) read() error {
 	defer l.conn.Close()
 	defer l.abort()
 	defer l.stop()
+	defer l.dropOffers()
 	var closing error
 	for {
 		in, fds, err := l.conn.ReadMessage()
-		closeFDs(fds)
 		if err != nil {
+			closeFDs(fds)
 			return l.why(closing, err)
 		}
 		m := &rdsdv1.ServerMessage{}
-		if err := proto.Unmarshal(in, m); err != nil {
+		err = proto.Unmarshal(in, m)
+		// Only an offer of a pair brings descriptors: what it maps stays when they are closed.
+		if err == nil && m.WhichBody() == rdsdv1.ServerMessage_Pair_case {
+			l.pairStep(m.GetPair(), fds)
+		}
+		closeFDs(fds)
+		if err != nil {
 			return rdserr.With(rdserr.ErrProtocol, "message of the daemon: %v", err)
 		}
-		if m.WhichBody() == rdsdv1.ServerMessage_Closing_case {
+		switch m.WhichBody() {
+		case rdsdv1.ServerMessage_Pair_case:
+		case rdsdv1.ServerMessage_Closing_case:
 			closing = closingError(m.GetClosing())
-		} else {
+		default:
 			l.r.answered(m)
 		}
 	}

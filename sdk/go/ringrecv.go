@@ -23,6 +23,12 @@ type train struct {
 	lens shm.Lengths
 	rest []byte // payloads not read yet
 	refs int    // leases, and the walk
+
+	// Of one that came by a pair (ringpair.go): it lies there, or is kept here.
+	paired bool
+	pair   *pairIn // nil: it is kept
+	rec    shm.PairRecord
+	own    []byte
 }
 
 // held belongs to one Borrow: a reference to each train it took from.
@@ -36,6 +42,7 @@ type held struct {
 type trainStore struct {
 	trains []*train
 	held   []*held
+	memory [][]byte // for trains that are kept
 }
 
 const maxSpare = 256 // of each
@@ -123,6 +130,7 @@ func (r *rings) rxWaiterLocked(w *waiter) *waiter {
 	if r.rx != nil {
 		w.recvHead = r.rx.recv.Taken()
 	}
+	w.watchPairs(r.rx)
 	w.poll, r.poll = r.poll, false
 	return w
 }
@@ -133,6 +141,9 @@ func (r *rings) takeLocked(into []Datagram, how place) (n int, h *held, err erro
 	freed := false
 	if l := r.rx; l != nil {
 		l.recv.Single(len(into) == 1)
+		if l.ending > 0 {
+			l.sweepPairsLocked()
+		}
 		// Requests look at everything that is there first; what they leave is in halfRead,
 		// before the ring.
 		if !r.reqs.empty() {
@@ -144,7 +155,7 @@ func (r *rings) takeLocked(into []Datagram, how place) (n int, h *held, err erro
 		if r.halfRead.len() > 0 {
 			t = *r.halfRead.front()
 		} else if r.rx != nil {
-			if t, err = r.nextTrainLocked(r.rx); t != nil {
+			if t, err = r.nextTrainLocked(r.rx, how == inPlace); t != nil {
 				r.halfRead.push(t)
 			}
 		}
@@ -153,6 +164,7 @@ func (r *rings) takeLocked(into []Datagram, how place) (n int, h *held, err erro
 		}
 		switch how {
 		case inPlace:
+			r.keepLocked(t)
 			if h == nil {
 				h = r.spare.newHeld(r)
 			}
@@ -199,13 +211,21 @@ func (r *rings) takeLocked(into []Datagram, how place) (n int, h *held, err erro
 	return 0, nil, err
 }
 
-// nextTrainLocked takes a train from the ring; nil when there is none.
-func (r *rings) nextTrainLocked(l *ringLink) (*train, error) {
+// nextTrainLocked takes a train from the ring or a pair; nil when there is none. kept says that
+// one from a pair is to be copied: not beyond what may be.
+func (r *rings) nextTrainLocked(l *ringLink, kept bool) (*train, error) {
 	var d shm.RecvDesc
-	ok, err := l.recv.Peek(&d)
+	p, rec, ok, err := r.nextLocked(l, &d)
+	if p != nil {
+		if kept && r.private >= maxPrivate && !r.lastPump {
+			return nil, r.noTrainLocked(l, shm.ErrBorrowed)
+		}
+		return r.pairTrainLocked(l, p, rec), nil
+	}
 	if !ok {
 		return nil, r.noTrainLocked(l, err)
 	}
+	l.run = 0
 	l.recv.Take()
 	t := r.spare.newTrain()
 	t.l, t.slot, t.src, t.refs = l, d.Slot, d.Src, 1
@@ -278,6 +298,10 @@ func (r *rings) dropTrainLocked(t *train) {
 // true the caller publishes that; else the daemon is gone.
 func (r *rings) freeLocked(t *train) bool {
 	l := t.l
+	if t.paired {
+		r.freePairedLocked(t)
+		return false
+	}
 	l.recv.Release(t.slot)
 	if l == r.rx {
 		return true
@@ -315,8 +339,12 @@ func (h *held) release(turn uint64) {
 // source come first. On a reply port all others are dropped.
 func (r *rings) pumpLocked(l *ringLink) error {
 	stashed := false
+	// One that lies in a pair is at its front until it is kept.
+	if r.halfRead.len() > 0 {
+		r.keepLocked(*r.halfRead.front())
+	}
 	for {
-		t, err := r.nextTrainLocked(l)
+		t, err := r.nextTrainLocked(l, true)
 		if t == nil {
 			l.recv.Taken()
 			if stashed {
@@ -325,6 +353,7 @@ func (r *rings) pumpLocked(l *ringLink) error {
 			}
 			return err
 		}
+		r.keepLocked(t)
 		r.answerRequests(t)
 		if t.lens.Left() > 0 && !r.cfg.replies {
 			r.halfRead.push(t)
@@ -421,7 +450,12 @@ func (r *rings) peekLocked() (n int, ok bool, err error) {
 		return 0, false, r.over
 	}
 	var d shm.RecvDesc
-	if ok, err = r.rx.recv.Peek(&d); !ok {
+	p, rec, ok, err := r.nextLocked(r.rx, &d)
+	if p != nil {
+		lens, rest := shm.Walk(rec.Word, rec.Body)
+		return lens.Peek(len(rest)), true, nil
+	}
+	if !ok {
 		return 0, false, r.noTrainLocked(r.rx, err)
 	}
 	lens, rest := shm.Walk(d.Word, r.rx.recv.Body(&d))
@@ -441,6 +475,26 @@ func (s *trainStore) putTrain(t *train) {
 	*t = train{}
 	if len(s.trains) < maxSpare {
 		s.trains = append(s.trains, t)
+	}
+}
+
+// newMemory is memory of n bytes for a train that is kept.
+func (s *trainStore) newMemory(n int) []byte {
+	if k := len(s.memory); k > 0 {
+		b := s.memory[k-1]
+		s.memory = s.memory[:k-1]
+		if cap(b) >= n {
+			return b[:n]
+		}
+	}
+	return make([]byte, n, max(n, slabBytes))
+}
+
+const maxSpareMemory = 8
+
+func (s *trainStore) putMemory(b []byte) {
+	if len(s.memory) < maxSpareMemory {
+		s.memory = append(s.memory, b)
 	}
 }
 

@@ -48,6 +48,8 @@ type rings struct {
 	rx       *ringLink    // guarded by rxMu; nil while not connected
 	over     error        // guarded by rxMu
 	halfRead fifo[*train] // guarded by rxMu; taken from the ring, not read yet
+	private  int          // guarded by rxMu; bytes of trains that came by pairs and are kept
+	lastPump bool         // guarded by rxMu; all that is there is to be kept
 	reqs     requestList  // guarded by rxMu
 	spare    trainStore   // guarded by rxMu
 	own      slab         // guarded by rxMu
@@ -100,6 +102,7 @@ func (r *rings) dropSends(l *ringLink, reason string) {
 	for _, run := range r.undecid.take() {
 		r.outcomes.add(run.first, run.count, Unknown, reason)
 	}
+	l.dropPairsLocked()
 	r.tx = nil
 	r.refused = nil // every watcher is told to look at everything
 	r.txSeq.Add(1)
@@ -112,9 +115,13 @@ func (r *rings) dropReceives(l *ringLink, closed bool) {
 	r.rxMu.Lock()
 	defer r.rxMu.Unlock()
 	l.recv.Abandon()
+	l.shutPairsLocked() // what got in so far is kept
 	if !closed {
+		r.lastPump = true
 		_ = r.pumpLocked(l) // an error ends the link, which ends here
+		r.lastPump = false
 	}
+	r.dropPairsInLocked(l)
 	r.rx = nil
 	r.rxSeq.Add(1)
 	if l.recv.Out() == 0 {

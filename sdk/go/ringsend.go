@@ -23,7 +23,7 @@ func heldUp(err error) bool {
 
 func (r *rings) sendOne(ctx context.Context, op string, dst netip.AddrPort, p []byte, wait bool) (uint64, error) {
 	r.txMu.Lock()
-	tag, err := r.postLocked(dst, p)
+	tag, err := r.postLocked(dst, p, wait)
 	if err == nil {
 		r.txMu.Unlock()
 		return tag, nil
@@ -36,7 +36,7 @@ func (r *rings) sendOne(ctx context.Context, op string, dst netip.AddrPort, p []
 			return 0, r.opErr(op, dst, err)
 		}
 		r.txMu.Lock()
-		if tag, err = r.postLocked(dst, p); err == nil {
+		if tag, err = r.postLocked(dst, p, wait); err == nil {
 			r.txMu.Unlock()
 			return tag, nil
 		}
@@ -61,14 +61,25 @@ func (r *rings) triedLocked(dst netip.AddrPort, err error) {
 	}
 }
 
-// postLocked sends one datagram, or returns what holds it up or why it never goes.
-func (r *rings) postLocked(dst netip.AddrPort, p []byte) (tag uint64, err error) {
+// postLocked sends one datagram, or returns what holds it up or why it never goes. With wait
+// it may look for room in a pair for a moment, with the lock let go of.
+func (r *rings) postLocked(dst netip.AddrPort, p []byte, wait bool) (tag uint64, err error) {
 	l := r.tx
 	f, err := r.flowLocked(l, dst, len(p))
 	if err != nil {
 		return 0, err
 	}
 	tag = r.nextTag + 1
+	if s := r.pairedLocked(l, f, len(p)); s != nil {
+		if r.putOneLocked(l, s, p, tag) {
+			r.nextTag = tag
+			return tag, nil
+		}
+		if wait && !s.Over() {
+			r.awaitPairLocked(l, f)
+			return r.postLocked(dst, p, false)
+		}
+	}
 	if !l.send.Append(f, p, tag) {
 		sl, err := r.grabLocked(l, f, l.send.Block(len(p)), len(p))
 		if err != nil {

@@ -37,6 +37,8 @@ type waiter struct {
 	seq  uint32 // value of of when it last looked
 
 	recvHead uint64
+	pairs    *pairSet // referenced; where datagrams come by as well
+	seen     []uint64 // tails of these when it last looked
 	sendHead uint64
 	flows    []flowWatch
 
@@ -74,6 +76,7 @@ func (w *waiter) renew(r *rings, l *ringLink, bits uint32) *waiter {
 		}
 		w.l = l
 	}
+	w.watchPairs(nil)
 	w.bits = bits
 	w.lends = false
 	w.flows = w.flows[:0]
@@ -88,12 +91,37 @@ func (w *waiter) done() {
 	if w.l != nil {
 		w.l.unref()
 	}
+	w.watchPairs(nil)
 	select {
 	case <-w.ch:
 	default:
 	}
-	*w = waiter{ch: w.ch, flows: w.flows[:0]}
+	*w = waiter{ch: w.ch, flows: w.flows[:0], seen: w.seen[:0]}
 	waiterPool.Put(w)
+}
+
+// watchPairs has w wait for what comes by the pairs of l as well; nil: no more. rxMu is held,
+// unless l is nil.
+func (w *waiter) watchPairs(l *ringLink) {
+	w.pairs.unref()
+	w.pairs, w.seen = nil, w.seen[:0]
+	if l == nil || l.in == nil {
+		return
+	}
+	w.pairs = l.in
+	w.pairs.refs.Add(1)
+	for _, p := range w.pairs.in {
+		w.seen = append(w.seen, p.r.Seen())
+	}
+}
+
+// sleeps tells the senders of the pairs that their reader is to be woken, or not any more.
+func (w *waiter) sleeps(on bool) {
+	if w.pairs != nil {
+		for _, p := range w.pairs.in {
+			p.mem.p.Sleeps(on)
+		}
+	}
 }
 
 // ready says whether it is worth looking again.
@@ -109,6 +137,13 @@ func (w *waiter) ready() bool {
 	reg := w.l.region
 	if w.bits&shm.ClientWaitsRecv != 0 && reg.RecvTail().Load() != w.recvHead {
 		return true
+	}
+	if w.pairs != nil {
+		for i, p := range w.pairs.in {
+			if p.mem.p.Tail() != w.seen[i] {
+				return true
+			}
+		}
 	}
 	if w.lends && shm.RoomWanted(reg) {
 		return true
@@ -344,6 +379,9 @@ func (p *waitList) remove(w *waiter) {
 	if w.l != nil && last == 0 {
 		w.l.region.ClientSleeps().Store(0)
 	}
+	if w.pairs != nil && p.count[0] == 0 {
+		w.sleeps(false)
+	}
 }
 
 func (p *waitList) tally(w *waiter, n int) {
@@ -388,6 +426,7 @@ func (p *waitList) arm(w *waiter) {
 		}
 	}
 	w.l.region.ClientSleeps().Store(bits)
+	w.sleeps(true)
 }
 
 // wake makes the calls look again that wait for any of bits, or for a link.

@@ -299,12 +299,12 @@ func TestNothingOvertakes(t *testing.T) {
 		want error
 	}{{heldMark(r.pass, true), errOpening}, {heldMark(r.pass, false), rdserr.ErrCongested}} {
 		f.Held = x.held
-		if n, err := r.postRunLocked([]Datagram{{Addr: peerAddr}}, 100); n != 0 || !errors.Is(err, x.want) {
+		if n, err := r.postRunLocked([]Datagram{{Addr: peerAddr}}, 100, true); n != 0 || !errors.Is(err, x.want) {
 			t.Errorf("a flow held up as %d: %d posted, %v; want %v", x.held, n, err, x.want)
 		}
 	}
 	f.Held = heldMark(r.pass-1, false) // of an earlier pass
-	if n, err := r.postRunLocked([]Datagram{{Addr: peerAddr}}, r.nextTag+1); n != 1 || err != nil {
+	if n, err := r.postRunLocked([]Datagram{{Addr: peerAddr}}, r.nextTag+1, true); n != 1 || err != nil {
 		t.Errorf("a flow that was held up before: %d posted, %v", n, err)
 	} else {
 		r.nextTag++

@@ -27,6 +27,60 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// PairState is how far a pair is.
+type PairState int32
+
+const (
+	PairState_PAIR_STATE_UNSPECIFIED PairState = 0
+	PairState_PAIR_STATE_OFFERED     PairState = 1 // map it and say mapped, or say gone
+	PairState_PAIR_STATE_MAPPED      PairState = 2 // of the client: it is mapped, and not touched
+	PairState_PAIR_STATE_OPEN        PairState = 3 // it is sealed: the reader looks at it from now on and says open, then the sender may use it
+	PairState_PAIR_STATE_CLOSED      PairState = 4 // nothing more gets in; read what is there, let go of it, and say gone
+	PairState_PAIR_STATE_GONE        PairState = 5 // of the client: it has let go of the pair, or does not want it
+)
+
+// Enum value maps for PairState.
+var (
+	PairState_name = map[int32]string{
+		0: "PAIR_STATE_UNSPECIFIED",
+		1: "PAIR_STATE_OFFERED",
+		2: "PAIR_STATE_MAPPED",
+		3: "PAIR_STATE_OPEN",
+		4: "PAIR_STATE_CLOSED",
+		5: "PAIR_STATE_GONE",
+	}
+	PairState_value = map[string]int32{
+		"PAIR_STATE_UNSPECIFIED": 0,
+		"PAIR_STATE_OFFERED":     1,
+		"PAIR_STATE_MAPPED":      2,
+		"PAIR_STATE_OPEN":        3,
+		"PAIR_STATE_CLOSED":      4,
+		"PAIR_STATE_GONE":        5,
+	}
+)
+
+func (x PairState) Enum() *PairState {
+	p := new(PairState)
+	*p = x
+	return p
+}
+
+func (x PairState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (PairState) Descriptor() protoreflect.EnumDescriptor {
+	return file_rdsd_v1_rdsd_proto_enumTypes[0].Descriptor()
+}
+
+func (PairState) Type() protoreflect.EnumType {
+	return &file_rdsd_v1_rdsd_proto_enumTypes[0]
+}
+
+func (x PairState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
 // What became of an accepted datagram. Exactly one for each.
 type OutcomeKind int32
 
@@ -67,11 +121,11 @@ func (x OutcomeKind) String() string {
 }
 
 func (OutcomeKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_rdsd_v1_rdsd_proto_enumTypes[0].Descriptor()
+	return file_rdsd_v1_rdsd_proto_enumTypes[1].Descriptor()
 }
 
 func (OutcomeKind) Type() protoreflect.EnumType {
-	return &file_rdsd_v1_rdsd_proto_enumTypes[0]
+	return &file_rdsd_v1_rdsd_proto_enumTypes[1]
 }
 
 func (x OutcomeKind) Number() protoreflect.EnumNumber {
@@ -117,11 +171,11 @@ func (x ProblemSeverity) String() string {
 }
 
 func (ProblemSeverity) Descriptor() protoreflect.EnumDescriptor {
-	return file_rdsd_v1_rdsd_proto_enumTypes[1].Descriptor()
+	return file_rdsd_v1_rdsd_proto_enumTypes[2].Descriptor()
 }
 
 func (ProblemSeverity) Type() protoreflect.EnumType {
-	return &file_rdsd_v1_rdsd_proto_enumTypes[1]
+	return &file_rdsd_v1_rdsd_proto_enumTypes[2]
 }
 
 func (x ProblemSeverity) Number() protoreflect.EnumNumber {
@@ -164,11 +218,11 @@ func (x PeerKind) String() string {
 }
 
 func (PeerKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_rdsd_v1_rdsd_proto_enumTypes[2].Descriptor()
+	return file_rdsd_v1_rdsd_proto_enumTypes[3].Descriptor()
 }
 
 func (PeerKind) Type() protoreflect.EnumType {
-	return &file_rdsd_v1_rdsd_proto_enumTypes[2]
+	return &file_rdsd_v1_rdsd_proto_enumTypes[3]
 }
 
 func (x PeerKind) Number() protoreflect.EnumNumber {
@@ -217,11 +271,11 @@ func (x PathState) String() string {
 }
 
 func (PathState) Descriptor() protoreflect.EnumDescriptor {
-	return file_rdsd_v1_rdsd_proto_enumTypes[3].Descriptor()
+	return file_rdsd_v1_rdsd_proto_enumTypes[4].Descriptor()
 }
 
 func (PathState) Type() protoreflect.EnumType {
-	return &file_rdsd_v1_rdsd_proto_enumTypes[3]
+	return &file_rdsd_v1_rdsd_proto_enumTypes[4]
 }
 
 func (x PathState) Number() protoreflect.EnumNumber {
@@ -264,11 +318,11 @@ func (x QueueKind) String() string {
 }
 
 func (QueueKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_rdsd_v1_rdsd_proto_enumTypes[4].Descriptor()
+	return file_rdsd_v1_rdsd_proto_enumTypes[5].Descriptor()
 }
 
 func (QueueKind) Type() protoreflect.EnumType {
-	return &file_rdsd_v1_rdsd_proto_enumTypes[4]
+	return &file_rdsd_v1_rdsd_proto_enumTypes[5]
 }
 
 func (x QueueKind) Number() protoreflect.EnumNumber {
@@ -329,11 +383,11 @@ func (x TraceStage) String() string {
 }
 
 func (TraceStage) Descriptor() protoreflect.EnumDescriptor {
-	return file_rdsd_v1_rdsd_proto_enumTypes[5].Descriptor()
+	return file_rdsd_v1_rdsd_proto_enumTypes[6].Descriptor()
 }
 
 func (TraceStage) Type() protoreflect.EnumType {
-	return &file_rdsd_v1_rdsd_proto_enumTypes[5]
+	return &file_rdsd_v1_rdsd_proto_enumTypes[6]
 }
 
 func (x TraceStage) Number() protoreflect.EnumNumber {
@@ -528,6 +582,15 @@ func (x *ClientMessage) GetMapped() *RingMapped {
 	return nil
 }
 
+func (x *ClientMessage) GetPair() *PairAnswer {
+	if x != nil {
+		if x, ok := x.xxx_hidden_Body.(*clientMessage_Pair); ok {
+			return x.Pair
+		}
+	}
+	return nil
+}
+
 func (x *ClientMessage) SetBind(v *Bind) {
 	if v == nil {
 		x.xxx_hidden_Body = nil
@@ -598,6 +661,14 @@ func (x *ClientMessage) SetMapped(v *RingMapped) {
 		return
 	}
 	x.xxx_hidden_Body = &clientMessage_Mapped{v}
+}
+
+func (x *ClientMessage) SetPair(v *PairAnswer) {
+	if v == nil {
+		x.xxx_hidden_Body = nil
+		return
+	}
+	x.xxx_hidden_Body = &clientMessage_Pair{v}
 }
 
 func (x *ClientMessage) HasBody() bool {
@@ -679,6 +750,14 @@ func (x *ClientMessage) HasMapped() bool {
 	return ok
 }
 
+func (x *ClientMessage) HasPair() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.xxx_hidden_Body.(*clientMessage_Pair)
+	return ok
+}
+
 func (x *ClientMessage) ClearBody() {
 	x.xxx_hidden_Body = nil
 }
@@ -737,6 +816,12 @@ func (x *ClientMessage) ClearMapped() {
 	}
 }
 
+func (x *ClientMessage) ClearPair() {
+	if _, ok := x.xxx_hidden_Body.(*clientMessage_Pair); ok {
+		x.xxx_hidden_Body = nil
+	}
+}
+
 const ClientMessage_Body_not_set_case case_ClientMessage_Body = 0
 const ClientMessage_Bind_case case_ClientMessage_Body = 1
 const ClientMessage_Send_case case_ClientMessage_Body = 2
@@ -747,6 +832,7 @@ const ClientMessage_Monitor_case case_ClientMessage_Body = 6
 const ClientMessage_Congested_case case_ClientMessage_Body = 7
 const ClientMessage_Peek_case case_ClientMessage_Body = 8
 const ClientMessage_Mapped_case case_ClientMessage_Body = 9
+const ClientMessage_Pair_case case_ClientMessage_Body = 10
 
 func (x *ClientMessage) WhichBody() case_ClientMessage_Body {
 	if x == nil {
@@ -771,6 +857,8 @@ func (x *ClientMessage) WhichBody() case_ClientMessage_Body {
 		return ClientMessage_Peek_case
 	case *clientMessage_Mapped:
 		return ClientMessage_Mapped_case
+	case *clientMessage_Pair:
+		return ClientMessage_Pair_case
 	default:
 		return ClientMessage_Body_not_set_case
 	}
@@ -789,6 +877,7 @@ type ClientMessage_builder struct {
 	Congested *CongestedQuery
 	Peek      *Peek
 	Mapped    *RingMapped
+	Pair      *PairAnswer
 	// -- end of xxx_hidden_Body
 }
 
@@ -822,6 +911,9 @@ func (b0 ClientMessage_builder) Build() *ClientMessage {
 	}
 	if b.Mapped != nil {
 		x.xxx_hidden_Body = &clientMessage_Mapped{b.Mapped}
+	}
+	if b.Pair != nil {
+		x.xxx_hidden_Body = &clientMessage_Pair{b.Pair}
 	}
 	return m0
 }
@@ -876,6 +968,10 @@ type clientMessage_Mapped struct {
 	Mapped *RingMapped `protobuf:"bytes,9,opt,name=mapped,oneof"` // the answer to ServerMessage.region
 }
 
+type clientMessage_Pair struct {
+	Pair *PairAnswer `protobuf:"bytes,10,opt,name=pair,oneof"` // to ServerMessage.pair
+}
+
 func (*clientMessage_Bind) isClientMessage_Body() {}
 
 func (*clientMessage_Send) isClientMessage_Body() {}
@@ -893,6 +989,8 @@ func (*clientMessage_Congested) isClientMessage_Body() {}
 func (*clientMessage_Peek) isClientMessage_Body() {}
 
 func (*clientMessage_Mapped) isClientMessage_Body() {}
+
+func (*clientMessage_Pair) isClientMessage_Body() {}
 
 type ServerMessage struct {
 	state           protoimpl.MessageState `protogen:"opaque.v1"`
@@ -1025,6 +1123,15 @@ func (x *ServerMessage) GetRegion() *RingGrant {
 	return nil
 }
 
+func (x *ServerMessage) GetPair() *PairStep {
+	if x != nil {
+		if x, ok := x.xxx_hidden_Body.(*serverMessage_Pair); ok {
+			return x.Pair
+		}
+	}
+	return nil
+}
+
 func (x *ServerMessage) SetBound(v *Bound) {
 	if v == nil {
 		x.xxx_hidden_Body = nil
@@ -1111,6 +1218,14 @@ func (x *ServerMessage) SetRegion(v *RingGrant) {
 		return
 	}
 	x.xxx_hidden_Body = &serverMessage_Region{v}
+}
+
+func (x *ServerMessage) SetPair(v *PairStep) {
+	if v == nil {
+		x.xxx_hidden_Body = nil
+		return
+	}
+	x.xxx_hidden_Body = &serverMessage_Pair{v}
 }
 
 func (x *ServerMessage) HasBody() bool {
@@ -1208,6 +1323,14 @@ func (x *ServerMessage) HasRegion() bool {
 	return ok
 }
 
+func (x *ServerMessage) HasPair() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.xxx_hidden_Body.(*serverMessage_Pair)
+	return ok
+}
+
 func (x *ServerMessage) ClearBody() {
 	x.xxx_hidden_Body = nil
 }
@@ -1278,6 +1401,12 @@ func (x *ServerMessage) ClearRegion() {
 	}
 }
 
+func (x *ServerMessage) ClearPair() {
+	if _, ok := x.xxx_hidden_Body.(*serverMessage_Pair); ok {
+		x.xxx_hidden_Body = nil
+	}
+}
+
 const ServerMessage_Body_not_set_case case_ServerMessage_Body = 0
 const ServerMessage_Bound_case case_ServerMessage_Body = 1
 const ServerMessage_SendResult_case case_ServerMessage_Body = 2
@@ -1290,6 +1419,7 @@ const ServerMessage_CongestedResult_case case_ServerMessage_Body = 8
 const ServerMessage_PeekResult_case case_ServerMessage_Body = 9
 const ServerMessage_Closing_case case_ServerMessage_Body = 10
 const ServerMessage_Region_case case_ServerMessage_Body = 11
+const ServerMessage_Pair_case case_ServerMessage_Body = 12
 
 func (x *ServerMessage) WhichBody() case_ServerMessage_Body {
 	if x == nil {
@@ -1318,6 +1448,8 @@ func (x *ServerMessage) WhichBody() case_ServerMessage_Body {
 		return ServerMessage_Closing_case
 	case *serverMessage_Region:
 		return ServerMessage_Region_case
+	case *serverMessage_Pair:
+		return ServerMessage_Pair_case
 	default:
 		return ServerMessage_Body_not_set_case
 	}
@@ -1342,6 +1474,9 @@ type ServerMessage_builder struct {
 	// On the ring control socket, before Bound: the region and the doorbells come
 	// as descriptors with it. The client maps the region and says RingMapped.
 	Region *RingGrant
+	// To a socket with rings that wants pairs (docs/pairs.md). With an offer come two
+	// descriptors: the words and the data of the pair.
+	Pair *PairStep
 	// -- end of xxx_hidden_Body
 }
 
@@ -1381,6 +1516,9 @@ func (b0 ServerMessage_builder) Build() *ServerMessage {
 	}
 	if b.Region != nil {
 		x.xxx_hidden_Body = &serverMessage_Region{b.Region}
+	}
+	if b.Pair != nil {
+		x.xxx_hidden_Body = &serverMessage_Pair{b.Pair}
 	}
 	return m0
 }
@@ -1447,6 +1585,12 @@ type serverMessage_Region struct {
 	Region *RingGrant `protobuf:"bytes,11,opt,name=region,oneof"`
 }
 
+type serverMessage_Pair struct {
+	// To a socket with rings that wants pairs (docs/pairs.md). With an offer come two
+	// descriptors: the words and the data of the pair.
+	Pair *PairStep `protobuf:"bytes,12,opt,name=pair,oneof"`
+}
+
 func (*serverMessage_Bound) isServerMessage_Body() {}
 
 func (*serverMessage_SendResult) isServerMessage_Body() {}
@@ -1468,6 +1612,8 @@ func (*serverMessage_PeekResult) isServerMessage_Body() {}
 func (*serverMessage_Closing) isServerMessage_Body() {}
 
 func (*serverMessage_Region) isServerMessage_Body() {}
+
+func (*serverMessage_Pair) isServerMessage_Body() {}
 
 // Bind asks for a local (address, port). Exactly once, first.
 type Bind struct {
@@ -1639,6 +1785,7 @@ func (b0 Bind_builder) Build() *Bind {
 type RingWish struct {
 	state              protoimpl.MessageState `protogen:"opaque.v1"`
 	xxx_hidden_Version uint32                 `protobuf:"varint,1,opt,name=version"`
+	xxx_hidden_Pairs   bool                   `protobuf:"varint,2,opt,name=pairs"`
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
 }
@@ -1675,14 +1822,26 @@ func (x *RingWish) GetVersion() uint32 {
 	return 0
 }
 
+func (x *RingWish) GetPairs() bool {
+	if x != nil {
+		return x.xxx_hidden_Pairs
+	}
+	return false
+}
+
 func (x *RingWish) SetVersion(v uint32) {
 	x.xxx_hidden_Version = v
+}
+
+func (x *RingWish) SetPairs(v bool) {
+	x.xxx_hidden_Pairs = v
 }
 
 type RingWish_builder struct {
 	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
 
 	Version uint32
+	Pairs   bool
 }
 
 func (b0 RingWish_builder) Build() *RingWish {
@@ -1690,6 +1849,7 @@ func (b0 RingWish_builder) Build() *RingWish {
 	b, x := &b0, m0
 	_, _ = b, x
 	x.xxx_hidden_Version = b.Version
+	x.xxx_hidden_Pairs = b.Pairs
 	return m0
 }
 
@@ -1738,6 +1898,216 @@ func (b0 RingMapped_builder) Build() *RingMapped {
 	return m0
 }
 
+// PairStep is what the daemon says of a pair: memory by which two sockets of one node
+// exchange the datagrams of one flow without it.
+type PairStep struct {
+	state                  protoimpl.MessageState `protogen:"opaque.v1"`
+	xxx_hidden_Id          uint64                 `protobuf:"varint,1,opt,name=id"`
+	xxx_hidden_State       PairState              `protobuf:"varint,2,opt,name=state,enum=rdsd.v1.PairState"`
+	xxx_hidden_Source      *Endpoint              `protobuf:"bytes,3,opt,name=source"`
+	xxx_hidden_Destination *Endpoint              `protobuf:"bytes,4,opt,name=destination"`
+	xxx_hidden_DataBytes   uint64                 `protobuf:"varint,5,opt,name=data_bytes,json=dataBytes"`
+	unknownFields          protoimpl.UnknownFields
+	sizeCache              protoimpl.SizeCache
+}
+
+func (x *PairStep) Reset() {
+	*x = PairStep{}
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PairStep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PairStep) ProtoMessage() {}
+
+func (x *PairStep) ProtoReflect() protoreflect.Message {
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+func (x *PairStep) GetId() uint64 {
+	if x != nil {
+		return x.xxx_hidden_Id
+	}
+	return 0
+}
+
+func (x *PairStep) GetState() PairState {
+	if x != nil {
+		return x.xxx_hidden_State
+	}
+	return PairState_PAIR_STATE_UNSPECIFIED
+}
+
+func (x *PairStep) GetSource() *Endpoint {
+	if x != nil {
+		return x.xxx_hidden_Source
+	}
+	return nil
+}
+
+func (x *PairStep) GetDestination() *Endpoint {
+	if x != nil {
+		return x.xxx_hidden_Destination
+	}
+	return nil
+}
+
+func (x *PairStep) GetDataBytes() uint64 {
+	if x != nil {
+		return x.xxx_hidden_DataBytes
+	}
+	return 0
+}
+
+func (x *PairStep) SetId(v uint64) {
+	x.xxx_hidden_Id = v
+}
+
+func (x *PairStep) SetState(v PairState) {
+	x.xxx_hidden_State = v
+}
+
+func (x *PairStep) SetSource(v *Endpoint) {
+	x.xxx_hidden_Source = v
+}
+
+func (x *PairStep) SetDestination(v *Endpoint) {
+	x.xxx_hidden_Destination = v
+}
+
+func (x *PairStep) SetDataBytes(v uint64) {
+	x.xxx_hidden_DataBytes = v
+}
+
+func (x *PairStep) HasSource() bool {
+	if x == nil {
+		return false
+	}
+	return x.xxx_hidden_Source != nil
+}
+
+func (x *PairStep) HasDestination() bool {
+	if x == nil {
+		return false
+	}
+	return x.xxx_hidden_Destination != nil
+}
+
+func (x *PairStep) ClearSource() {
+	x.xxx_hidden_Source = nil
+}
+
+func (x *PairStep) ClearDestination() {
+	x.xxx_hidden_Destination = nil
+}
+
+type PairStep_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	Id    uint64
+	State PairState
+	// With an offer:
+	Source      *Endpoint
+	Destination *Endpoint
+	DataBytes   uint64
+}
+
+func (b0 PairStep_builder) Build() *PairStep {
+	m0 := &PairStep{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.xxx_hidden_Id = b.Id
+	x.xxx_hidden_State = b.State
+	x.xxx_hidden_Source = b.Source
+	x.xxx_hidden_Destination = b.Destination
+	x.xxx_hidden_DataBytes = b.DataBytes
+	return m0
+}
+
+// PairAnswer is what a client says of a pair.
+type PairAnswer struct {
+	state            protoimpl.MessageState `protogen:"opaque.v1"`
+	xxx_hidden_Id    uint64                 `protobuf:"varint,1,opt,name=id"`
+	xxx_hidden_State PairState              `protobuf:"varint,2,opt,name=state,enum=rdsd.v1.PairState"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *PairAnswer) Reset() {
+	*x = PairAnswer{}
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PairAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PairAnswer) ProtoMessage() {}
+
+func (x *PairAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+func (x *PairAnswer) GetId() uint64 {
+	if x != nil {
+		return x.xxx_hidden_Id
+	}
+	return 0
+}
+
+func (x *PairAnswer) GetState() PairState {
+	if x != nil {
+		return x.xxx_hidden_State
+	}
+	return PairState_PAIR_STATE_UNSPECIFIED
+}
+
+func (x *PairAnswer) SetId(v uint64) {
+	x.xxx_hidden_Id = v
+}
+
+func (x *PairAnswer) SetState(v PairState) {
+	x.xxx_hidden_State = v
+}
+
+type PairAnswer_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	Id    uint64
+	State PairState
+}
+
+func (b0 PairAnswer_builder) Build() *PairAnswer {
+	m0 := &PairAnswer{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.xxx_hidden_Id = b.Id
+	x.xxx_hidden_State = b.State
+	return m0
+}
+
 type Bound struct {
 	state                          protoimpl.MessageState `protogen:"opaque.v1"`
 	xxx_hidden_Local               *Endpoint              `protobuf:"bytes,1,opt,name=local"`
@@ -1757,7 +2127,7 @@ type Bound struct {
 
 func (x *Bound) Reset() {
 	*x = Bound{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[6]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1769,7 +2139,7 @@ func (x *Bound) String() string {
 func (*Bound) ProtoMessage() {}
 
 func (x *Bound) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[6]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1976,7 +2346,7 @@ type RingGrant struct {
 
 func (x *RingGrant) Reset() {
 	*x = RingGrant{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[7]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1988,7 +2358,7 @@ func (x *RingGrant) String() string {
 func (*RingGrant) ProtoMessage() {}
 
 func (x *RingGrant) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[7]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2059,7 +2429,7 @@ type SendBatch struct {
 
 func (x *SendBatch) Reset() {
 	*x = SendBatch{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[8]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2071,7 +2441,7 @@ func (x *SendBatch) String() string {
 func (*SendBatch) ProtoMessage() {}
 
 func (x *SendBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[8]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2230,7 +2600,7 @@ type SendResult struct {
 
 func (x *SendResult) Reset() {
 	*x = SendResult{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[9]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2242,7 +2612,7 @@ func (x *SendResult) String() string {
 func (*SendResult) ProtoMessage() {}
 
 func (x *SendResult) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[9]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2318,7 +2688,7 @@ type SendError struct {
 
 func (x *SendError) Reset() {
 	*x = SendError{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[10]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2330,7 +2700,7 @@ func (x *SendError) String() string {
 func (*SendError) ProtoMessage() {}
 
 func (x *SendError) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[10]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2417,7 +2787,7 @@ type Credit struct {
 
 func (x *Credit) Reset() {
 	*x = Credit{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[11]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2429,7 +2799,7 @@ func (x *Credit) String() string {
 func (*Credit) ProtoMessage() {}
 
 func (x *Credit) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[11]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2491,7 +2861,7 @@ type RecvBatch struct {
 
 func (x *RecvBatch) Reset() {
 	*x = RecvBatch{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[12]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2503,7 +2873,7 @@ func (x *RecvBatch) String() string {
 func (*RecvBatch) ProtoMessage() {}
 
 func (x *RecvBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[12]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2595,7 +2965,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[13]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2607,7 +2977,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[13]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2693,7 +3063,7 @@ type OutcomeBatch struct {
 
 func (x *OutcomeBatch) Reset() {
 	*x = OutcomeBatch{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[14]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2705,7 +3075,7 @@ func (x *OutcomeBatch) String() string {
 func (*OutcomeBatch) ProtoMessage() {}
 
 func (x *OutcomeBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[14]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2754,7 +3124,7 @@ type Cancel struct {
 
 func (x *Cancel) Reset() {
 	*x = Cancel{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[15]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2766,7 +3136,7 @@ func (x *Cancel) String() string {
 func (*Cancel) ProtoMessage() {}
 
 func (x *Cancel) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[15]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2839,7 +3209,7 @@ type CancelResult struct {
 
 func (x *CancelResult) Reset() {
 	*x = CancelResult{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[16]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2851,7 +3221,7 @@ func (x *CancelResult) String() string {
 func (*CancelResult) ProtoMessage() {}
 
 func (x *CancelResult) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[16]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2950,7 +3320,7 @@ type Flush struct {
 
 func (x *Flush) Reset() {
 	*x = Flush{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[17]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2962,7 +3332,7 @@ func (x *Flush) String() string {
 func (*Flush) ProtoMessage() {}
 
 func (x *Flush) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[17]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3022,7 +3392,7 @@ type FlushResult struct {
 
 func (x *FlushResult) Reset() {
 	*x = FlushResult{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[18]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3034,7 +3404,7 @@ func (x *FlushResult) String() string {
 func (*FlushResult) ProtoMessage() {}
 
 func (x *FlushResult) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[18]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3108,7 +3478,7 @@ type Monitor struct {
 
 func (x *Monitor) Reset() {
 	*x = Monitor{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[19]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3120,7 +3490,7 @@ func (x *Monitor) String() string {
 func (*Monitor) ProtoMessage() {}
 
 func (x *Monitor) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[19]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3195,7 +3565,7 @@ type CongestionEvent struct {
 
 func (x *CongestionEvent) Reset() {
 	*x = CongestionEvent{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[20]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3207,7 +3577,7 @@ func (x *CongestionEvent) String() string {
 func (*CongestionEvent) ProtoMessage() {}
 
 func (x *CongestionEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[20]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3269,7 +3639,7 @@ type CongestionChange struct {
 
 func (x *CongestionChange) Reset() {
 	*x = CongestionChange{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[21]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3281,7 +3651,7 @@ func (x *CongestionChange) String() string {
 func (*CongestionChange) ProtoMessage() {}
 
 func (x *CongestionChange) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[21]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3351,7 +3721,7 @@ type CongestedQuery struct {
 
 func (x *CongestedQuery) Reset() {
 	*x = CongestedQuery{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[22]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3363,7 +3733,7 @@ func (x *CongestedQuery) String() string {
 func (*CongestedQuery) ProtoMessage() {}
 
 func (x *CongestedQuery) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[22]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3435,7 +3805,7 @@ type CongestedResult struct {
 
 func (x *CongestedResult) Reset() {
 	*x = CongestedResult{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[23]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3447,7 +3817,7 @@ func (x *CongestedResult) String() string {
 func (*CongestedResult) ProtoMessage() {}
 
 func (x *CongestedResult) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[23]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3532,7 +3902,7 @@ type Peek struct {
 
 func (x *Peek) Reset() {
 	*x = Peek{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[24]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3544,7 +3914,7 @@ func (x *Peek) String() string {
 func (*Peek) ProtoMessage() {}
 
 func (x *Peek) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[24]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3592,7 +3962,7 @@ type PeekResult struct {
 
 func (x *PeekResult) Reset() {
 	*x = PeekResult{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[25]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3604,7 +3974,7 @@ func (x *PeekResult) String() string {
 func (*PeekResult) ProtoMessage() {}
 
 func (x *PeekResult) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[25]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3689,7 +4059,7 @@ type Closing struct {
 
 func (x *Closing) Reset() {
 	*x = Closing{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[26]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3701,7 +4071,7 @@ func (x *Closing) String() string {
 func (*Closing) ProtoMessage() {}
 
 func (x *Closing) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[26]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3758,7 +4128,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[27]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3770,7 +4140,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[27]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3818,7 +4188,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[28]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3830,7 +4200,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[28]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4094,7 +4464,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[29]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4106,7 +4476,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[29]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4220,7 +4590,7 @@ type Budget struct {
 
 func (x *Budget) Reset() {
 	*x = Budget{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[30]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4232,7 +4602,7 @@ func (x *Budget) String() string {
 func (*Budget) ProtoMessage() {}
 
 func (x *Budget) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[30]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4317,7 +4687,7 @@ type ListPeersRequest struct {
 
 func (x *ListPeersRequest) Reset() {
 	*x = ListPeersRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[31]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4329,7 +4699,7 @@ func (x *ListPeersRequest) String() string {
 func (*ListPeersRequest) ProtoMessage() {}
 
 func (x *ListPeersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[31]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4393,7 +4763,7 @@ type ListPeersResponse struct {
 
 func (x *ListPeersResponse) Reset() {
 	*x = ListPeersResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[32]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4405,7 +4775,7 @@ func (x *ListPeersResponse) String() string {
 func (*ListPeersResponse) ProtoMessage() {}
 
 func (x *ListPeersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[32]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4466,7 +4836,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[33]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4478,7 +4848,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[33]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4730,7 +5100,7 @@ type Path struct {
 
 func (x *Path) Reset() {
 	*x = Path{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[34]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4742,7 +5112,7 @@ func (x *Path) String() string {
 func (*Path) ProtoMessage() {}
 
 func (x *Path) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[34]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4981,7 +5351,7 @@ type ListSocketsRequest struct {
 
 func (x *ListSocketsRequest) Reset() {
 	*x = ListSocketsRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[35]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4993,7 +5363,7 @@ func (x *ListSocketsRequest) String() string {
 func (*ListSocketsRequest) ProtoMessage() {}
 
 func (x *ListSocketsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[35]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5025,7 +5395,7 @@ type ListSocketsResponse struct {
 
 func (x *ListSocketsResponse) Reset() {
 	*x = ListSocketsResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[36]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5037,7 +5407,7 @@ func (x *ListSocketsResponse) String() string {
 func (*ListSocketsResponse) ProtoMessage() {}
 
 func (x *ListSocketsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[36]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5106,7 +5476,7 @@ type SocketInfo struct {
 
 func (x *SocketInfo) Reset() {
 	*x = SocketInfo{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[37]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5118,7 +5488,7 @@ func (x *SocketInfo) String() string {
 func (*SocketInfo) ProtoMessage() {}
 
 func (x *SocketInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[37]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5462,7 +5832,7 @@ type ListQueueRequest struct {
 
 func (x *ListQueueRequest) Reset() {
 	*x = ListQueueRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[38]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5474,7 +5844,7 @@ func (x *ListQueueRequest) String() string {
 func (*ListQueueRequest) ProtoMessage() {}
 
 func (x *ListQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[38]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5533,7 +5903,7 @@ type ListQueueResponse struct {
 
 func (x *ListQueueResponse) Reset() {
 	*x = ListQueueResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[39]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5545,7 +5915,7 @@ func (x *ListQueueResponse) String() string {
 func (*ListQueueResponse) ProtoMessage() {}
 
 func (x *ListQueueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[39]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5610,7 +5980,7 @@ type QueuedDatagram struct {
 
 func (x *QueuedDatagram) Reset() {
 	*x = QueuedDatagram{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[40]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5622,7 +5992,7 @@ func (x *QueuedDatagram) String() string {
 func (*QueuedDatagram) ProtoMessage() {}
 
 func (x *QueuedDatagram) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[40]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5754,7 +6124,7 @@ type GetCountersRequest struct {
 
 func (x *GetCountersRequest) Reset() {
 	*x = GetCountersRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[41]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5766,7 +6136,7 @@ func (x *GetCountersRequest) String() string {
 func (*GetCountersRequest) ProtoMessage() {}
 
 func (x *GetCountersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[41]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5814,7 +6184,7 @@ type GetCountersResponse struct {
 
 func (x *GetCountersResponse) Reset() {
 	*x = GetCountersResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[42]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5826,7 +6196,7 @@ func (x *GetCountersResponse) String() string {
 func (*GetCountersResponse) ProtoMessage() {}
 
 func (x *GetCountersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[42]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5875,7 +6245,7 @@ type Counter struct {
 
 func (x *Counter) Reset() {
 	*x = Counter{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[43]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5887,7 +6257,7 @@ func (x *Counter) String() string {
 func (*Counter) ProtoMessage() {}
 
 func (x *Counter) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[43]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5957,7 +6327,7 @@ type ListCongestionRequest struct {
 
 func (x *ListCongestionRequest) Reset() {
 	*x = ListCongestionRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[44]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5969,7 +6339,7 @@ func (x *ListCongestionRequest) String() string {
 func (*ListCongestionRequest) ProtoMessage() {}
 
 func (x *ListCongestionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[44]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6001,7 +6371,7 @@ type ListCongestionResponse struct {
 
 func (x *ListCongestionResponse) Reset() {
 	*x = ListCongestionResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[45]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6013,7 +6383,7 @@ func (x *ListCongestionResponse) String() string {
 func (*ListCongestionResponse) ProtoMessage() {}
 
 func (x *ListCongestionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[45]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6069,7 +6439,7 @@ type CongestedPort struct {
 
 func (x *CongestedPort) Reset() {
 	*x = CongestedPort{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[46]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6081,7 +6451,7 @@ func (x *CongestedPort) String() string {
 func (*CongestedPort) ProtoMessage() {}
 
 func (x *CongestedPort) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[46]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6245,7 +6615,7 @@ type Culprit struct {
 
 func (x *Culprit) Reset() {
 	*x = Culprit{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[47]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6257,7 +6627,7 @@ func (x *Culprit) String() string {
 func (*Culprit) ProtoMessage() {}
 
 func (x *Culprit) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[47]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6339,7 +6709,7 @@ type WatchCongestionRequest struct {
 
 func (x *WatchCongestionRequest) Reset() {
 	*x = WatchCongestionRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[48]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6351,7 +6721,7 @@ func (x *WatchCongestionRequest) String() string {
 func (*WatchCongestionRequest) ProtoMessage() {}
 
 func (x *WatchCongestionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[48]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6399,7 +6769,7 @@ type CongestionNotice struct {
 
 func (x *CongestionNotice) Reset() {
 	*x = CongestionNotice{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[49]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6411,7 +6781,7 @@ func (x *CongestionNotice) String() string {
 func (*CongestionNotice) ProtoMessage() {}
 
 func (x *CongestionNotice) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[49]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6506,7 +6876,7 @@ type GetCongestionHistoryRequest struct {
 
 func (x *GetCongestionHistoryRequest) Reset() {
 	*x = GetCongestionHistoryRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[50]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6518,7 +6888,7 @@ func (x *GetCongestionHistoryRequest) String() string {
 func (*GetCongestionHistoryRequest) ProtoMessage() {}
 
 func (x *GetCongestionHistoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[50]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6580,7 +6950,7 @@ type CongestionHistory struct {
 
 func (x *CongestionHistory) Reset() {
 	*x = CongestionHistory{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[51]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6592,7 +6962,7 @@ func (x *CongestionHistory) String() string {
 func (*CongestionHistory) ProtoMessage() {}
 
 func (x *CongestionHistory) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[51]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6729,7 +7099,7 @@ type PortHistory struct {
 
 func (x *PortHistory) Reset() {
 	*x = PortHistory{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[52]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6741,7 +7111,7 @@ func (x *PortHistory) String() string {
 func (*PortHistory) ProtoMessage() {}
 
 func (x *PortHistory) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[52]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6945,7 +7315,7 @@ type PingRequest struct {
 
 func (x *PingRequest) Reset() {
 	*x = PingRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[53]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6957,7 +7327,7 @@ func (x *PingRequest) String() string {
 func (*PingRequest) ProtoMessage() {}
 
 func (x *PingRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[53]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7035,7 +7405,7 @@ type PingResponse struct {
 
 func (x *PingResponse) Reset() {
 	*x = PingResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[54]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7047,7 +7417,7 @@ func (x *PingResponse) String() string {
 func (*PingResponse) ProtoMessage() {}
 
 func (x *PingResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[54]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7111,7 +7481,7 @@ type DropPathRequest struct {
 
 func (x *DropPathRequest) Reset() {
 	*x = DropPathRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[55]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7123,7 +7493,7 @@ func (x *DropPathRequest) String() string {
 func (*DropPathRequest) ProtoMessage() {}
 
 func (x *DropPathRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[55]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7213,7 +7583,7 @@ type DropPathResponse struct {
 
 func (x *DropPathResponse) Reset() {
 	*x = DropPathResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[56]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7225,7 +7595,7 @@ func (x *DropPathResponse) String() string {
 func (*DropPathResponse) ProtoMessage() {}
 
 func (x *DropPathResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[56]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7271,7 +7641,7 @@ type CancelSentRequest struct {
 
 func (x *CancelSentRequest) Reset() {
 	*x = CancelSentRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[57]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7283,7 +7653,7 @@ func (x *CancelSentRequest) String() string {
 func (*CancelSentRequest) ProtoMessage() {}
 
 func (x *CancelSentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[57]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7364,7 +7734,7 @@ type CancelSentResponse struct {
 
 func (x *CancelSentResponse) Reset() {
 	*x = CancelSentResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[58]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7376,7 +7746,7 @@ func (x *CancelSentResponse) String() string {
 func (*CancelSentResponse) ProtoMessage() {}
 
 func (x *CancelSentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[58]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7434,7 +7804,7 @@ type CloseSocketRequest struct {
 
 func (x *CloseSocketRequest) Reset() {
 	*x = CloseSocketRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[59]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7446,7 +7816,7 @@ func (x *CloseSocketRequest) String() string {
 func (*CloseSocketRequest) ProtoMessage() {}
 
 func (x *CloseSocketRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[59]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7501,7 +7871,7 @@ type CloseSocketResponse struct {
 
 func (x *CloseSocketResponse) Reset() {
 	*x = CloseSocketResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[60]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7513,7 +7883,7 @@ func (x *CloseSocketResponse) String() string {
 func (*CloseSocketResponse) ProtoMessage() {}
 
 func (x *CloseSocketResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[60]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7544,7 +7914,7 @@ type ListErrorsRequest struct {
 
 func (x *ListErrorsRequest) Reset() {
 	*x = ListErrorsRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[61]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7556,7 +7926,7 @@ func (x *ListErrorsRequest) String() string {
 func (*ListErrorsRequest) ProtoMessage() {}
 
 func (x *ListErrorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[61]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7589,7 +7959,7 @@ type ListErrorsResponse struct {
 
 func (x *ListErrorsResponse) Reset() {
 	*x = ListErrorsResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[62]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7601,7 +7971,7 @@ func (x *ListErrorsResponse) String() string {
 func (*ListErrorsResponse) ProtoMessage() {}
 
 func (x *ListErrorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[62]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7669,7 +8039,7 @@ type LoggedError struct {
 
 func (x *LoggedError) Reset() {
 	*x = LoggedError{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[63]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7681,7 +8051,7 @@ func (x *LoggedError) String() string {
 func (*LoggedError) ProtoMessage() {}
 
 func (x *LoggedError) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[63]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7803,7 +8173,7 @@ type GetConfigRequest struct {
 
 func (x *GetConfigRequest) Reset() {
 	*x = GetConfigRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[64]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7815,7 +8185,7 @@ func (x *GetConfigRequest) String() string {
 func (*GetConfigRequest) ProtoMessage() {}
 
 func (x *GetConfigRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[64]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7849,7 +8219,7 @@ type GetConfigResponse struct {
 
 func (x *GetConfigResponse) Reset() {
 	*x = GetConfigResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[65]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7861,7 +8231,7 @@ func (x *GetConfigResponse) String() string {
 func (*GetConfigResponse) ProtoMessage() {}
 
 func (x *GetConfigResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[65]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7911,7 +8281,7 @@ type TraceRequest struct {
 
 func (x *TraceRequest) Reset() {
 	*x = TraceRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[66]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7923,7 +8293,7 @@ func (x *TraceRequest) String() string {
 func (*TraceRequest) ProtoMessage() {}
 
 func (x *TraceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[66]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8033,7 +8403,7 @@ type TraceReport struct {
 
 func (x *TraceReport) Reset() {
 	*x = TraceReport{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[67]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8045,7 +8415,7 @@ func (x *TraceReport) String() string {
 func (*TraceReport) ProtoMessage() {}
 
 func (x *TraceReport) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[67]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8130,7 +8500,7 @@ type TraceStart struct {
 
 func (x *TraceStart) Reset() {
 	*x = TraceStart{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[68]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8142,7 +8512,7 @@ func (x *TraceStart) String() string {
 func (*TraceStart) ProtoMessage() {}
 
 func (x *TraceStart) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[68]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8217,7 +8587,7 @@ type TraceEvent struct {
 
 func (x *TraceEvent) Reset() {
 	*x = TraceEvent{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[69]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8229,7 +8599,7 @@ func (x *TraceEvent) String() string {
 func (*TraceEvent) ProtoMessage() {}
 
 func (x *TraceEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[69]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8491,7 +8861,7 @@ type ListCongestionMapsRequest struct {
 
 func (x *ListCongestionMapsRequest) Reset() {
 	*x = ListCongestionMapsRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[70]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8503,7 +8873,7 @@ func (x *ListCongestionMapsRequest) String() string {
 func (*ListCongestionMapsRequest) ProtoMessage() {}
 
 func (x *ListCongestionMapsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[70]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8554,7 +8924,7 @@ type ListCongestionMapsResponse struct {
 
 func (x *ListCongestionMapsResponse) Reset() {
 	*x = ListCongestionMapsResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[71]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8566,7 +8936,7 @@ func (x *ListCongestionMapsResponse) String() string {
 func (*ListCongestionMapsResponse) ProtoMessage() {}
 
 func (x *ListCongestionMapsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[71]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8632,7 +9002,7 @@ type CongestionMap struct {
 
 func (x *CongestionMap) Reset() {
 	*x = CongestionMap{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[72]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8644,7 +9014,7 @@ func (x *CongestionMap) String() string {
 func (*CongestionMap) ProtoMessage() {}
 
 func (x *CongestionMap) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[72]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8763,7 +9133,7 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\x12rdsd/v1/rdsd.proto\x12\ardsd.v1\x1a\x14rdsd/v1/volume.proto\"8\n" +
 	"\bEndpoint\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\fR\aaddress\x12\x12\n" +
-	"\x04port\x18\x02 \x01(\rR\x04port\"\x9f\x03\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\"\xca\x03\n" +
 	"\rClientMessage\x12#\n" +
 	"\x04bind\x18\x01 \x01(\v2\r.rdsd.v1.BindH\x00R\x04bind\x12(\n" +
 	"\x04send\x18\x02 \x01(\v2\x12.rdsd.v1.SendBatchH\x00R\x04send\x12)\n" +
@@ -8773,8 +9143,10 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\amonitor\x18\x06 \x01(\v2\x10.rdsd.v1.MonitorH\x00R\amonitor\x127\n" +
 	"\tcongested\x18\a \x01(\v2\x17.rdsd.v1.CongestedQueryH\x00R\tcongested\x12#\n" +
 	"\x04peek\x18\b \x01(\v2\r.rdsd.v1.PeekH\x00R\x04peek\x12-\n" +
-	"\x06mapped\x18\t \x01(\v2\x13.rdsd.v1.RingMappedH\x00R\x06mappedB\x06\n" +
-	"\x04body\"\xe6\x04\n" +
+	"\x06mapped\x18\t \x01(\v2\x13.rdsd.v1.RingMappedH\x00R\x06mapped\x12)\n" +
+	"\x04pair\x18\n" +
+	" \x01(\v2\x13.rdsd.v1.PairAnswerH\x00R\x04pairB\x06\n" +
+	"\x04body\"\x8f\x05\n" +
 	"\rServerMessage\x12&\n" +
 	"\x05bound\x18\x01 \x01(\v2\x0e.rdsd.v1.BoundH\x00R\x05bound\x126\n" +
 	"\vsend_result\x18\x02 \x01(\v2\x13.rdsd.v1.SendResultH\x00R\n" +
@@ -8791,7 +9163,8 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"peekResult\x12,\n" +
 	"\aclosing\x18\n" +
 	" \x01(\v2\x10.rdsd.v1.ClosingH\x00R\aclosing\x12,\n" +
-	"\x06region\x18\v \x01(\v2\x12.rdsd.v1.RingGrantH\x00R\x06regionB\x06\n" +
+	"\x06region\x18\v \x01(\v2\x12.rdsd.v1.RingGrantH\x00R\x06region\x12'\n" +
+	"\x04pair\x18\f \x01(\v2\x11.rdsd.v1.PairStepH\x00R\x04pairB\x06\n" +
 	"\x04body\"\xb0\x02\n" +
 	"\x04Bind\x12'\n" +
 	"\x05local\x18\x01 \x01(\v2\x11.rdsd.v1.EndpointR\x05local\x12*\n" +
@@ -8800,11 +9173,23 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\x05label\x18\x04 \x01(\tR\x05label\x128\n" +
 	"\x18initial_credit_datagrams\x18\x05 \x01(\rR\x16initialCreditDatagrams\x120\n" +
 	"\x14initial_credit_bytes\x18\x06 \x01(\x04R\x12initialCreditBytes\x12%\n" +
-	"\x04ring\x18\a \x01(\v2\x11.rdsd.v1.RingWishR\x04ring\"$\n" +
+	"\x04ring\x18\a \x01(\v2\x11.rdsd.v1.RingWishR\x04ring\":\n" +
 	"\bRingWish\x12\x18\n" +
-	"\aversion\x18\x01 \x01(\rR\aversion\"\f\n" +
+	"\aversion\x18\x01 \x01(\rR\aversion\x12\x14\n" +
+	"\x05pairs\x18\x02 \x01(\bR\x05pairs\"\f\n" +
 	"\n" +
-	"RingMapped\"\xea\x03\n" +
+	"RingMapped\"\xc3\x01\n" +
+	"\bPairStep\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12(\n" +
+	"\x05state\x18\x02 \x01(\x0e2\x12.rdsd.v1.PairStateR\x05state\x12)\n" +
+	"\x06source\x18\x03 \x01(\v2\x11.rdsd.v1.EndpointR\x06source\x123\n" +
+	"\vdestination\x18\x04 \x01(\v2\x11.rdsd.v1.EndpointR\vdestination\x12\x1d\n" +
+	"\n" +
+	"data_bytes\x18\x05 \x01(\x04R\tdataBytes\"F\n" +
+	"\n" +
+	"PairAnswer\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12(\n" +
+	"\x05state\x18\x02 \x01(\x0e2\x12.rdsd.v1.PairStateR\x05state\"\xea\x03\n" +
 	"\x05Bound\x12'\n" +
 	"\x05local\x18\x01 \x01(\v2\x11.rdsd.v1.EndpointR\x05local\x12*\n" +
 	"\x11send_buffer_bytes\x18\x02 \x01(\x04R\x0fsendBufferBytes\x12*\n" +
@@ -9173,7 +9558,14 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\x05ports\x18\x04 \x01(\rR\x05ports\x12\x1d\n" +
 	"\n" +
 	"first_port\x18\x05 \x01(\rR\tfirstPort\x12\x16\n" +
-	"\x06bitmap\x18\x06 \x01(\fR\x06bitmap*\x96\x01\n" +
+	"\x06bitmap\x18\x06 \x01(\fR\x06bitmap*\x97\x01\n" +
+	"\tPairState\x12\x1a\n" +
+	"\x16PAIR_STATE_UNSPECIFIED\x10\x00\x12\x16\n" +
+	"\x12PAIR_STATE_OFFERED\x10\x01\x12\x15\n" +
+	"\x11PAIR_STATE_MAPPED\x10\x02\x12\x13\n" +
+	"\x0fPAIR_STATE_OPEN\x10\x03\x12\x15\n" +
+	"\x11PAIR_STATE_CLOSED\x10\x04\x12\x13\n" +
+	"\x0fPAIR_STATE_GONE\x10\x05*\x96\x01\n" +
 	"\vOutcomeKind\x12\x1c\n" +
 	"\x18OUTCOME_KIND_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16OUTCOME_KIND_DELIVERED\x10\x01\x12\x1a\n" +
@@ -9236,204 +9628,213 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\x05Trace\x12\x15.rdsd.v1.TraceRequest\x1a\x14.rdsd.v1.TraceReport0\x01\x12]\n" +
 	"\x12ListCongestionMaps\x12\".rdsd.v1.ListCongestionMapsRequest\x1a#.rdsd.v1.ListCongestionMapsResponseB.Z'github.com/rdsd/rdsd/api/rdsd/v1;rdsdv1\x92\x03\x02\b\x02b\beditionsp\xe8\a"
 
-var file_rdsd_v1_rdsd_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_rdsd_v1_rdsd_proto_msgTypes = make([]protoimpl.MessageInfo, 73)
+var file_rdsd_v1_rdsd_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
+var file_rdsd_v1_rdsd_proto_msgTypes = make([]protoimpl.MessageInfo, 75)
 var file_rdsd_v1_rdsd_proto_goTypes = []any{
-	(OutcomeKind)(0),                    // 0: rdsd.v1.OutcomeKind
-	(ProblemSeverity)(0),                // 1: rdsd.v1.ProblemSeverity
-	(PeerKind)(0),                       // 2: rdsd.v1.PeerKind
-	(PathState)(0),                      // 3: rdsd.v1.PathState
-	(QueueKind)(0),                      // 4: rdsd.v1.QueueKind
-	(TraceStage)(0),                     // 5: rdsd.v1.TraceStage
-	(*Endpoint)(nil),                    // 6: rdsd.v1.Endpoint
-	(*ClientMessage)(nil),               // 7: rdsd.v1.ClientMessage
-	(*ServerMessage)(nil),               // 8: rdsd.v1.ServerMessage
-	(*Bind)(nil),                        // 9: rdsd.v1.Bind
-	(*RingWish)(nil),                    // 10: rdsd.v1.RingWish
-	(*RingMapped)(nil),                  // 11: rdsd.v1.RingMapped
-	(*Bound)(nil),                       // 12: rdsd.v1.Bound
-	(*RingGrant)(nil),                   // 13: rdsd.v1.RingGrant
-	(*SendBatch)(nil),                   // 14: rdsd.v1.SendBatch
-	(*SendResult)(nil),                  // 15: rdsd.v1.SendResult
-	(*SendError)(nil),                   // 16: rdsd.v1.SendError
-	(*Credit)(nil),                      // 17: rdsd.v1.Credit
-	(*RecvBatch)(nil),                   // 18: rdsd.v1.RecvBatch
-	(*Outcome)(nil),                     // 19: rdsd.v1.Outcome
-	(*OutcomeBatch)(nil),                // 20: rdsd.v1.OutcomeBatch
-	(*Cancel)(nil),                      // 21: rdsd.v1.Cancel
-	(*CancelResult)(nil),                // 22: rdsd.v1.CancelResult
-	(*Flush)(nil),                       // 23: rdsd.v1.Flush
-	(*FlushResult)(nil),                 // 24: rdsd.v1.FlushResult
-	(*Monitor)(nil),                     // 25: rdsd.v1.Monitor
-	(*CongestionEvent)(nil),             // 26: rdsd.v1.CongestionEvent
-	(*CongestionChange)(nil),            // 27: rdsd.v1.CongestionChange
-	(*CongestedQuery)(nil),              // 28: rdsd.v1.CongestedQuery
-	(*CongestedResult)(nil),             // 29: rdsd.v1.CongestedResult
-	(*Peek)(nil),                        // 30: rdsd.v1.Peek
-	(*PeekResult)(nil),                  // 31: rdsd.v1.PeekResult
-	(*Closing)(nil),                     // 32: rdsd.v1.Closing
-	(*GetStatusRequest)(nil),            // 33: rdsd.v1.GetStatusRequest
-	(*Status)(nil),                      // 34: rdsd.v1.Status
-	(*Problem)(nil),                     // 35: rdsd.v1.Problem
-	(*Budget)(nil),                      // 36: rdsd.v1.Budget
-	(*ListPeersRequest)(nil),            // 37: rdsd.v1.ListPeersRequest
-	(*ListPeersResponse)(nil),           // 38: rdsd.v1.ListPeersResponse
-	(*Peer)(nil),                        // 39: rdsd.v1.Peer
-	(*Path)(nil),                        // 40: rdsd.v1.Path
-	(*ListSocketsRequest)(nil),          // 41: rdsd.v1.ListSocketsRequest
-	(*ListSocketsResponse)(nil),         // 42: rdsd.v1.ListSocketsResponse
-	(*SocketInfo)(nil),                  // 43: rdsd.v1.SocketInfo
-	(*ListQueueRequest)(nil),            // 44: rdsd.v1.ListQueueRequest
-	(*ListQueueResponse)(nil),           // 45: rdsd.v1.ListQueueResponse
-	(*QueuedDatagram)(nil),              // 46: rdsd.v1.QueuedDatagram
-	(*GetCountersRequest)(nil),          // 47: rdsd.v1.GetCountersRequest
-	(*GetCountersResponse)(nil),         // 48: rdsd.v1.GetCountersResponse
-	(*Counter)(nil),                     // 49: rdsd.v1.Counter
-	(*ListCongestionRequest)(nil),       // 50: rdsd.v1.ListCongestionRequest
-	(*ListCongestionResponse)(nil),      // 51: rdsd.v1.ListCongestionResponse
-	(*CongestedPort)(nil),               // 52: rdsd.v1.CongestedPort
-	(*Culprit)(nil),                     // 53: rdsd.v1.Culprit
-	(*WatchCongestionRequest)(nil),      // 54: rdsd.v1.WatchCongestionRequest
-	(*CongestionNotice)(nil),            // 55: rdsd.v1.CongestionNotice
-	(*GetCongestionHistoryRequest)(nil), // 56: rdsd.v1.GetCongestionHistoryRequest
-	(*CongestionHistory)(nil),           // 57: rdsd.v1.CongestionHistory
-	(*PortHistory)(nil),                 // 58: rdsd.v1.PortHistory
-	(*PingRequest)(nil),                 // 59: rdsd.v1.PingRequest
-	(*PingResponse)(nil),                // 60: rdsd.v1.PingResponse
-	(*DropPathRequest)(nil),             // 61: rdsd.v1.DropPathRequest
-	(*DropPathResponse)(nil),            // 62: rdsd.v1.DropPathResponse
-	(*CancelSentRequest)(nil),           // 63: rdsd.v1.CancelSentRequest
-	(*CancelSentResponse)(nil),          // 64: rdsd.v1.CancelSentResponse
-	(*CloseSocketRequest)(nil),          // 65: rdsd.v1.CloseSocketRequest
-	(*CloseSocketResponse)(nil),         // 66: rdsd.v1.CloseSocketResponse
-	(*ListErrorsRequest)(nil),           // 67: rdsd.v1.ListErrorsRequest
-	(*ListErrorsResponse)(nil),          // 68: rdsd.v1.ListErrorsResponse
-	(*LoggedError)(nil),                 // 69: rdsd.v1.LoggedError
-	(*GetConfigRequest)(nil),            // 70: rdsd.v1.GetConfigRequest
-	(*GetConfigResponse)(nil),           // 71: rdsd.v1.GetConfigResponse
-	(*TraceRequest)(nil),                // 72: rdsd.v1.TraceRequest
-	(*TraceReport)(nil),                 // 73: rdsd.v1.TraceReport
-	(*TraceStart)(nil),                  // 74: rdsd.v1.TraceStart
-	(*TraceEvent)(nil),                  // 75: rdsd.v1.TraceEvent
-	(*ListCongestionMapsRequest)(nil),   // 76: rdsd.v1.ListCongestionMapsRequest
-	(*ListCongestionMapsResponse)(nil),  // 77: rdsd.v1.ListCongestionMapsResponse
-	(*CongestionMap)(nil),               // 78: rdsd.v1.CongestionMap
-	(*VolumePath)(nil),                  // 79: rdsd.v1.VolumePath
+	(PairState)(0),                      // 0: rdsd.v1.PairState
+	(OutcomeKind)(0),                    // 1: rdsd.v1.OutcomeKind
+	(ProblemSeverity)(0),                // 2: rdsd.v1.ProblemSeverity
+	(PeerKind)(0),                       // 3: rdsd.v1.PeerKind
+	(PathState)(0),                      // 4: rdsd.v1.PathState
+	(QueueKind)(0),                      // 5: rdsd.v1.QueueKind
+	(TraceStage)(0),                     // 6: rdsd.v1.TraceStage
+	(*Endpoint)(nil),                    // 7: rdsd.v1.Endpoint
+	(*ClientMessage)(nil),               // 8: rdsd.v1.ClientMessage
+	(*ServerMessage)(nil),               // 9: rdsd.v1.ServerMessage
+	(*Bind)(nil),                        // 10: rdsd.v1.Bind
+	(*RingWish)(nil),                    // 11: rdsd.v1.RingWish
+	(*RingMapped)(nil),                  // 12: rdsd.v1.RingMapped
+	(*PairStep)(nil),                    // 13: rdsd.v1.PairStep
+	(*PairAnswer)(nil),                  // 14: rdsd.v1.PairAnswer
+	(*Bound)(nil),                       // 15: rdsd.v1.Bound
+	(*RingGrant)(nil),                   // 16: rdsd.v1.RingGrant
+	(*SendBatch)(nil),                   // 17: rdsd.v1.SendBatch
+	(*SendResult)(nil),                  // 18: rdsd.v1.SendResult
+	(*SendError)(nil),                   // 19: rdsd.v1.SendError
+	(*Credit)(nil),                      // 20: rdsd.v1.Credit
+	(*RecvBatch)(nil),                   // 21: rdsd.v1.RecvBatch
+	(*Outcome)(nil),                     // 22: rdsd.v1.Outcome
+	(*OutcomeBatch)(nil),                // 23: rdsd.v1.OutcomeBatch
+	(*Cancel)(nil),                      // 24: rdsd.v1.Cancel
+	(*CancelResult)(nil),                // 25: rdsd.v1.CancelResult
+	(*Flush)(nil),                       // 26: rdsd.v1.Flush
+	(*FlushResult)(nil),                 // 27: rdsd.v1.FlushResult
+	(*Monitor)(nil),                     // 28: rdsd.v1.Monitor
+	(*CongestionEvent)(nil),             // 29: rdsd.v1.CongestionEvent
+	(*CongestionChange)(nil),            // 30: rdsd.v1.CongestionChange
+	(*CongestedQuery)(nil),              // 31: rdsd.v1.CongestedQuery
+	(*CongestedResult)(nil),             // 32: rdsd.v1.CongestedResult
+	(*Peek)(nil),                        // 33: rdsd.v1.Peek
+	(*PeekResult)(nil),                  // 34: rdsd.v1.PeekResult
+	(*Closing)(nil),                     // 35: rdsd.v1.Closing
+	(*GetStatusRequest)(nil),            // 36: rdsd.v1.GetStatusRequest
+	(*Status)(nil),                      // 37: rdsd.v1.Status
+	(*Problem)(nil),                     // 38: rdsd.v1.Problem
+	(*Budget)(nil),                      // 39: rdsd.v1.Budget
+	(*ListPeersRequest)(nil),            // 40: rdsd.v1.ListPeersRequest
+	(*ListPeersResponse)(nil),           // 41: rdsd.v1.ListPeersResponse
+	(*Peer)(nil),                        // 42: rdsd.v1.Peer
+	(*Path)(nil),                        // 43: rdsd.v1.Path
+	(*ListSocketsRequest)(nil),          // 44: rdsd.v1.ListSocketsRequest
+	(*ListSocketsResponse)(nil),         // 45: rdsd.v1.ListSocketsResponse
+	(*SocketInfo)(nil),                  // 46: rdsd.v1.SocketInfo
+	(*ListQueueRequest)(nil),            // 47: rdsd.v1.ListQueueRequest
+	(*ListQueueResponse)(nil),           // 48: rdsd.v1.ListQueueResponse
+	(*QueuedDatagram)(nil),              // 49: rdsd.v1.QueuedDatagram
+	(*GetCountersRequest)(nil),          // 50: rdsd.v1.GetCountersRequest
+	(*GetCountersResponse)(nil),         // 51: rdsd.v1.GetCountersResponse
+	(*Counter)(nil),                     // 52: rdsd.v1.Counter
+	(*ListCongestionRequest)(nil),       // 53: rdsd.v1.ListCongestionRequest
+	(*ListCongestionResponse)(nil),      // 54: rdsd.v1.ListCongestionResponse
+	(*CongestedPort)(nil),               // 55: rdsd.v1.CongestedPort
+	(*Culprit)(nil),                     // 56: rdsd.v1.Culprit
+	(*WatchCongestionRequest)(nil),      // 57: rdsd.v1.WatchCongestionRequest
+	(*CongestionNotice)(nil),            // 58: rdsd.v1.CongestionNotice
+	(*GetCongestionHistoryRequest)(nil), // 59: rdsd.v1.GetCongestionHistoryRequest
+	(*CongestionHistory)(nil),           // 60: rdsd.v1.CongestionHistory
+	(*PortHistory)(nil),                 // 61: rdsd.v1.PortHistory
+	(*PingRequest)(nil),                 // 62: rdsd.v1.PingRequest
+	(*PingResponse)(nil),                // 63: rdsd.v1.PingResponse
+	(*DropPathRequest)(nil),             // 64: rdsd.v1.DropPathRequest
+	(*DropPathResponse)(nil),            // 65: rdsd.v1.DropPathResponse
+	(*CancelSentRequest)(nil),           // 66: rdsd.v1.CancelSentRequest
+	(*CancelSentResponse)(nil),          // 67: rdsd.v1.CancelSentResponse
+	(*CloseSocketRequest)(nil),          // 68: rdsd.v1.CloseSocketRequest
+	(*CloseSocketResponse)(nil),         // 69: rdsd.v1.CloseSocketResponse
+	(*ListErrorsRequest)(nil),           // 70: rdsd.v1.ListErrorsRequest
+	(*ListErrorsResponse)(nil),          // 71: rdsd.v1.ListErrorsResponse
+	(*LoggedError)(nil),                 // 72: rdsd.v1.LoggedError
+	(*GetConfigRequest)(nil),            // 73: rdsd.v1.GetConfigRequest
+	(*GetConfigResponse)(nil),           // 74: rdsd.v1.GetConfigResponse
+	(*TraceRequest)(nil),                // 75: rdsd.v1.TraceRequest
+	(*TraceReport)(nil),                 // 76: rdsd.v1.TraceReport
+	(*TraceStart)(nil),                  // 77: rdsd.v1.TraceStart
+	(*TraceEvent)(nil),                  // 78: rdsd.v1.TraceEvent
+	(*ListCongestionMapsRequest)(nil),   // 79: rdsd.v1.ListCongestionMapsRequest
+	(*ListCongestionMapsResponse)(nil),  // 80: rdsd.v1.ListCongestionMapsResponse
+	(*CongestionMap)(nil),               // 81: rdsd.v1.CongestionMap
+	(*VolumePath)(nil),                  // 82: rdsd.v1.VolumePath
 }
 var file_rdsd_v1_rdsd_proto_depIdxs = []int32{
-	9,  // 0: rdsd.v1.ClientMessage.bind:type_name -> rdsd.v1.Bind
-	14, // 1: rdsd.v1.ClientMessage.send:type_name -> rdsd.v1.SendBatch
-	17, // 2: rdsd.v1.ClientMessage.credit:type_name -> rdsd.v1.Credit
-	21, // 3: rdsd.v1.ClientMessage.cancel:type_name -> rdsd.v1.Cancel
-	23, // 4: rdsd.v1.ClientMessage.flush:type_name -> rdsd.v1.Flush
-	25, // 5: rdsd.v1.ClientMessage.monitor:type_name -> rdsd.v1.Monitor
-	28, // 6: rdsd.v1.ClientMessage.congested:type_name -> rdsd.v1.CongestedQuery
-	30, // 7: rdsd.v1.ClientMessage.peek:type_name -> rdsd.v1.Peek
-	11, // 8: rdsd.v1.ClientMessage.mapped:type_name -> rdsd.v1.RingMapped
-	12, // 9: rdsd.v1.ServerMessage.bound:type_name -> rdsd.v1.Bound
-	15, // 10: rdsd.v1.ServerMessage.send_result:type_name -> rdsd.v1.SendResult
-	18, // 11: rdsd.v1.ServerMessage.recv:type_name -> rdsd.v1.RecvBatch
-	20, // 12: rdsd.v1.ServerMessage.outcomes:type_name -> rdsd.v1.OutcomeBatch
-	22, // 13: rdsd.v1.ServerMessage.cancel_result:type_name -> rdsd.v1.CancelResult
-	24, // 14: rdsd.v1.ServerMessage.flush_result:type_name -> rdsd.v1.FlushResult
-	26, // 15: rdsd.v1.ServerMessage.congestion:type_name -> rdsd.v1.CongestionEvent
-	29, // 16: rdsd.v1.ServerMessage.congested_result:type_name -> rdsd.v1.CongestedResult
-	31, // 17: rdsd.v1.ServerMessage.peek_result:type_name -> rdsd.v1.PeekResult
-	32, // 18: rdsd.v1.ServerMessage.closing:type_name -> rdsd.v1.Closing
-	13, // 19: rdsd.v1.ServerMessage.region:type_name -> rdsd.v1.RingGrant
-	6,  // 20: rdsd.v1.Bind.local:type_name -> rdsd.v1.Endpoint
-	10, // 21: rdsd.v1.Bind.ring:type_name -> rdsd.v1.RingWish
-	6,  // 22: rdsd.v1.Bound.local:type_name -> rdsd.v1.Endpoint
-	13, // 23: rdsd.v1.Bound.ring:type_name -> rdsd.v1.RingGrant
-	6,  // 24: rdsd.v1.SendBatch.destination:type_name -> rdsd.v1.Endpoint
-	16, // 25: rdsd.v1.SendResult.errors:type_name -> rdsd.v1.SendError
-	6,  // 26: rdsd.v1.RecvBatch.source:type_name -> rdsd.v1.Endpoint
-	0,  // 27: rdsd.v1.Outcome.kind:type_name -> rdsd.v1.OutcomeKind
-	19, // 28: rdsd.v1.OutcomeBatch.outcome:type_name -> rdsd.v1.Outcome
-	6,  // 29: rdsd.v1.Cancel.destination:type_name -> rdsd.v1.Endpoint
-	27, // 30: rdsd.v1.CongestionEvent.change:type_name -> rdsd.v1.CongestionChange
-	6,  // 31: rdsd.v1.CongestionChange.destination:type_name -> rdsd.v1.Endpoint
-	6,  // 32: rdsd.v1.CongestedQuery.destination:type_name -> rdsd.v1.Endpoint
-	36, // 33: rdsd.v1.Status.budget:type_name -> rdsd.v1.Budget
-	1,  // 34: rdsd.v1.Status.severity:type_name -> rdsd.v1.ProblemSeverity
-	35, // 35: rdsd.v1.Status.problem:type_name -> rdsd.v1.Problem
-	1,  // 36: rdsd.v1.Problem.severity:type_name -> rdsd.v1.ProblemSeverity
-	39, // 37: rdsd.v1.ListPeersResponse.peer:type_name -> rdsd.v1.Peer
-	2,  // 38: rdsd.v1.Peer.kind:type_name -> rdsd.v1.PeerKind
-	40, // 39: rdsd.v1.Peer.path:type_name -> rdsd.v1.Path
-	79, // 40: rdsd.v1.Peer.volume_path:type_name -> rdsd.v1.VolumePath
-	3,  // 41: rdsd.v1.Path.state:type_name -> rdsd.v1.PathState
-	43, // 42: rdsd.v1.ListSocketsResponse.socket:type_name -> rdsd.v1.SocketInfo
-	6,  // 43: rdsd.v1.SocketInfo.local:type_name -> rdsd.v1.Endpoint
-	4,  // 44: rdsd.v1.ListQueueRequest.kind:type_name -> rdsd.v1.QueueKind
-	46, // 45: rdsd.v1.ListQueueResponse.datagram:type_name -> rdsd.v1.QueuedDatagram
-	4,  // 46: rdsd.v1.QueuedDatagram.kind:type_name -> rdsd.v1.QueueKind
-	6,  // 47: rdsd.v1.QueuedDatagram.local:type_name -> rdsd.v1.Endpoint
-	6,  // 48: rdsd.v1.QueuedDatagram.remote:type_name -> rdsd.v1.Endpoint
-	49, // 49: rdsd.v1.GetCountersResponse.counter:type_name -> rdsd.v1.Counter
-	52, // 50: rdsd.v1.ListCongestionResponse.port:type_name -> rdsd.v1.CongestedPort
-	6,  // 51: rdsd.v1.CongestedPort.endpoint:type_name -> rdsd.v1.Endpoint
-	53, // 52: rdsd.v1.CongestedPort.culprit:type_name -> rdsd.v1.Culprit
-	6,  // 53: rdsd.v1.Culprit.source:type_name -> rdsd.v1.Endpoint
-	6,  // 54: rdsd.v1.CongestionNotice.endpoint:type_name -> rdsd.v1.Endpoint
-	6,  // 55: rdsd.v1.GetCongestionHistoryRequest.endpoint:type_name -> rdsd.v1.Endpoint
-	58, // 56: rdsd.v1.CongestionHistory.port:type_name -> rdsd.v1.PortHistory
-	58, // 57: rdsd.v1.CongestionHistory.others:type_name -> rdsd.v1.PortHistory
-	6,  // 58: rdsd.v1.PortHistory.endpoint:type_name -> rdsd.v1.Endpoint
-	53, // 59: rdsd.v1.PortHistory.culprit:type_name -> rdsd.v1.Culprit
-	6,  // 60: rdsd.v1.CancelSentRequest.local:type_name -> rdsd.v1.Endpoint
-	6,  // 61: rdsd.v1.CancelSentRequest.destination:type_name -> rdsd.v1.Endpoint
-	6,  // 62: rdsd.v1.CloseSocketRequest.local:type_name -> rdsd.v1.Endpoint
-	69, // 63: rdsd.v1.ListErrorsResponse.error:type_name -> rdsd.v1.LoggedError
-	6,  // 64: rdsd.v1.TraceRequest.source:type_name -> rdsd.v1.Endpoint
-	6,  // 65: rdsd.v1.TraceRequest.destination:type_name -> rdsd.v1.Endpoint
-	6,  // 66: rdsd.v1.TraceRequest.either:type_name -> rdsd.v1.Endpoint
-	74, // 67: rdsd.v1.TraceReport.start:type_name -> rdsd.v1.TraceStart
-	75, // 68: rdsd.v1.TraceReport.event:type_name -> rdsd.v1.TraceEvent
-	5,  // 69: rdsd.v1.TraceEvent.stage:type_name -> rdsd.v1.TraceStage
-	6,  // 70: rdsd.v1.TraceEvent.source:type_name -> rdsd.v1.Endpoint
-	6,  // 71: rdsd.v1.TraceEvent.destination:type_name -> rdsd.v1.Endpoint
-	0,  // 72: rdsd.v1.TraceEvent.outcome:type_name -> rdsd.v1.OutcomeKind
-	78, // 73: rdsd.v1.ListCongestionMapsResponse.map:type_name -> rdsd.v1.CongestionMap
-	7,  // 74: rdsd.v1.Datagrams.Open:input_type -> rdsd.v1.ClientMessage
-	33, // 75: rdsd.v1.Admin.GetStatus:input_type -> rdsd.v1.GetStatusRequest
-	37, // 76: rdsd.v1.Admin.ListPeers:input_type -> rdsd.v1.ListPeersRequest
-	41, // 77: rdsd.v1.Admin.ListSockets:input_type -> rdsd.v1.ListSocketsRequest
-	44, // 78: rdsd.v1.Admin.ListQueue:input_type -> rdsd.v1.ListQueueRequest
-	47, // 79: rdsd.v1.Admin.GetCounters:input_type -> rdsd.v1.GetCountersRequest
-	50, // 80: rdsd.v1.Admin.ListCongestion:input_type -> rdsd.v1.ListCongestionRequest
-	54, // 81: rdsd.v1.Admin.WatchCongestion:input_type -> rdsd.v1.WatchCongestionRequest
-	56, // 82: rdsd.v1.Admin.GetCongestionHistory:input_type -> rdsd.v1.GetCongestionHistoryRequest
-	59, // 83: rdsd.v1.Admin.Ping:input_type -> rdsd.v1.PingRequest
-	61, // 84: rdsd.v1.Admin.DropPath:input_type -> rdsd.v1.DropPathRequest
-	63, // 85: rdsd.v1.Admin.CancelSent:input_type -> rdsd.v1.CancelSentRequest
-	65, // 86: rdsd.v1.Admin.CloseSocket:input_type -> rdsd.v1.CloseSocketRequest
-	67, // 87: rdsd.v1.Admin.ListErrors:input_type -> rdsd.v1.ListErrorsRequest
-	70, // 88: rdsd.v1.Admin.GetConfig:input_type -> rdsd.v1.GetConfigRequest
-	72, // 89: rdsd.v1.Admin.Trace:input_type -> rdsd.v1.TraceRequest
-	76, // 90: rdsd.v1.Admin.ListCongestionMaps:input_type -> rdsd.v1.ListCongestionMapsRequest
-	8,  // 91: rdsd.v1.Datagrams.Open:output_type -> rdsd.v1.ServerMessage
-	34, // 92: rdsd.v1.Admin.GetStatus:output_type -> rdsd.v1.Status
-	38, // 93: rdsd.v1.Admin.ListPeers:output_type -> rdsd.v1.ListPeersResponse
-	42, // 94: rdsd.v1.Admin.ListSockets:output_type -> rdsd.v1.ListSocketsResponse
-	45, // 95: rdsd.v1.Admin.ListQueue:output_type -> rdsd.v1.ListQueueResponse
-	48, // 96: rdsd.v1.Admin.GetCounters:output_type -> rdsd.v1.GetCountersResponse
-	51, // 97: rdsd.v1.Admin.ListCongestion:output_type -> rdsd.v1.ListCongestionResponse
-	55, // 98: rdsd.v1.Admin.WatchCongestion:output_type -> rdsd.v1.CongestionNotice
-	57, // 99: rdsd.v1.Admin.GetCongestionHistory:output_type -> rdsd.v1.CongestionHistory
-	60, // 100: rdsd.v1.Admin.Ping:output_type -> rdsd.v1.PingResponse
-	62, // 101: rdsd.v1.Admin.DropPath:output_type -> rdsd.v1.DropPathResponse
-	64, // 102: rdsd.v1.Admin.CancelSent:output_type -> rdsd.v1.CancelSentResponse
-	66, // 103: rdsd.v1.Admin.CloseSocket:output_type -> rdsd.v1.CloseSocketResponse
-	68, // 104: rdsd.v1.Admin.ListErrors:output_type -> rdsd.v1.ListErrorsResponse
-	71, // 105: rdsd.v1.Admin.GetConfig:output_type -> rdsd.v1.GetConfigResponse
-	73, // 106: rdsd.v1.Admin.Trace:output_type -> rdsd.v1.TraceReport
-	77, // 107: rdsd.v1.Admin.ListCongestionMaps:output_type -> rdsd.v1.ListCongestionMapsResponse
-	91, // [91:108] is the sub-list for method output_type
-	74, // [74:91] is the sub-list for method input_type
-	74, // [74:74] is the sub-list for extension type_name
-	74, // [74:74] is the sub-list for extension extendee
-	0,  // [0:74] is the sub-list for field type_name
+	10, // 0: rdsd.v1.ClientMessage.bind:type_name -> rdsd.v1.Bind
+	17, // 1: rdsd.v1.ClientMessage.send:type_name -> rdsd.v1.SendBatch
+	20, // 2: rdsd.v1.ClientMessage.credit:type_name -> rdsd.v1.Credit
+	24, // 3: rdsd.v1.ClientMessage.cancel:type_name -> rdsd.v1.Cancel
+	26, // 4: rdsd.v1.ClientMessage.flush:type_name -> rdsd.v1.Flush
+	28, // 5: rdsd.v1.ClientMessage.monitor:type_name -> rdsd.v1.Monitor
+	31, // 6: rdsd.v1.ClientMessage.congested:type_name -> rdsd.v1.CongestedQuery
+	33, // 7: rdsd.v1.ClientMessage.peek:type_name -> rdsd.v1.Peek
+	12, // 8: rdsd.v1.ClientMessage.mapped:type_name -> rdsd.v1.RingMapped
+	14, // 9: rdsd.v1.ClientMessage.pair:type_name -> rdsd.v1.PairAnswer
+	15, // 10: rdsd.v1.ServerMessage.bound:type_name -> rdsd.v1.Bound
+	18, // 11: rdsd.v1.ServerMessage.send_result:type_name -> rdsd.v1.SendResult
+	21, // 12: rdsd.v1.ServerMessage.recv:type_name -> rdsd.v1.RecvBatch
+	23, // 13: rdsd.v1.ServerMessage.outcomes:type_name -> rdsd.v1.OutcomeBatch
+	25, // 14: rdsd.v1.ServerMessage.cancel_result:type_name -> rdsd.v1.CancelResult
+	27, // 15: rdsd.v1.ServerMessage.flush_result:type_name -> rdsd.v1.FlushResult
+	29, // 16: rdsd.v1.ServerMessage.congestion:type_name -> rdsd.v1.CongestionEvent
+	32, // 17: rdsd.v1.ServerMessage.congested_result:type_name -> rdsd.v1.CongestedResult
+	34, // 18: rdsd.v1.ServerMessage.peek_result:type_name -> rdsd.v1.PeekResult
+	35, // 19: rdsd.v1.ServerMessage.closing:type_name -> rdsd.v1.Closing
+	16, // 20: rdsd.v1.ServerMessage.region:type_name -> rdsd.v1.RingGrant
+	13, // 21: rdsd.v1.ServerMessage.pair:type_name -> rdsd.v1.PairStep
+	7,  // 22: rdsd.v1.Bind.local:type_name -> rdsd.v1.Endpoint
+	11, // 23: rdsd.v1.Bind.ring:type_name -> rdsd.v1.RingWish
+	0,  // 24: rdsd.v1.PairStep.state:type_name -> rdsd.v1.PairState
+	7,  // 25: rdsd.v1.PairStep.source:type_name -> rdsd.v1.Endpoint
+	7,  // 26: rdsd.v1.PairStep.destination:type_name -> rdsd.v1.Endpoint
+	0,  // 27: rdsd.v1.PairAnswer.state:type_name -> rdsd.v1.PairState
+	7,  // 28: rdsd.v1.Bound.local:type_name -> rdsd.v1.Endpoint
+	16, // 29: rdsd.v1.Bound.ring:type_name -> rdsd.v1.RingGrant
+	7,  // 30: rdsd.v1.SendBatch.destination:type_name -> rdsd.v1.Endpoint
+	19, // 31: rdsd.v1.SendResult.errors:type_name -> rdsd.v1.SendError
+	7,  // 32: rdsd.v1.RecvBatch.source:type_name -> rdsd.v1.Endpoint
+	1,  // 33: rdsd.v1.Outcome.kind:type_name -> rdsd.v1.OutcomeKind
+	22, // 34: rdsd.v1.OutcomeBatch.outcome:type_name -> rdsd.v1.Outcome
+	7,  // 35: rdsd.v1.Cancel.destination:type_name -> rdsd.v1.Endpoint
+	30, // 36: rdsd.v1.CongestionEvent.change:type_name -> rdsd.v1.CongestionChange
+	7,  // 37: rdsd.v1.CongestionChange.destination:type_name -> rdsd.v1.Endpoint
+	7,  // 38: rdsd.v1.CongestedQuery.destination:type_name -> rdsd.v1.Endpoint
+	39, // 39: rdsd.v1.Status.budget:type_name -> rdsd.v1.Budget
+	2,  // 40: rdsd.v1.Status.severity:type_name -> rdsd.v1.ProblemSeverity
+	38, // 41: rdsd.v1.Status.problem:type_name -> rdsd.v1.Problem
+	2,  // 42: rdsd.v1.Problem.severity:type_name -> rdsd.v1.ProblemSeverity
+	42, // 43: rdsd.v1.ListPeersResponse.peer:type_name -> rdsd.v1.Peer
+	3,  // 44: rdsd.v1.Peer.kind:type_name -> rdsd.v1.PeerKind
+	43, // 45: rdsd.v1.Peer.path:type_name -> rdsd.v1.Path
+	82, // 46: rdsd.v1.Peer.volume_path:type_name -> rdsd.v1.VolumePath
+	4,  // 47: rdsd.v1.Path.state:type_name -> rdsd.v1.PathState
+	46, // 48: rdsd.v1.ListSocketsResponse.socket:type_name -> rdsd.v1.SocketInfo
+	7,  // 49: rdsd.v1.SocketInfo.local:type_name -> rdsd.v1.Endpoint
+	5,  // 50: rdsd.v1.ListQueueRequest.kind:type_name -> rdsd.v1.QueueKind
+	49, // 51: rdsd.v1.ListQueueResponse.datagram:type_name -> rdsd.v1.QueuedDatagram
+	5,  // 52: rdsd.v1.QueuedDatagram.kind:type_name -> rdsd.v1.QueueKind
+	7,  // 53: rdsd.v1.QueuedDatagram.local:type_name -> rdsd.v1.Endpoint
+	7,  // 54: rdsd.v1.QueuedDatagram.remote:type_name -> rdsd.v1.Endpoint
+	52, // 55: rdsd.v1.GetCountersResponse.counter:type_name -> rdsd.v1.Counter
+	55, // 56: rdsd.v1.ListCongestionResponse.port:type_name -> rdsd.v1.CongestedPort
+	7,  // 57: rdsd.v1.CongestedPort.endpoint:type_name -> rdsd.v1.Endpoint
+	56, // 58: rdsd.v1.CongestedPort.culprit:type_name -> rdsd.v1.Culprit
+	7,  // 59: rdsd.v1.Culprit.source:type_name -> rdsd.v1.Endpoint
+	7,  // 60: rdsd.v1.CongestionNotice.endpoint:type_name -> rdsd.v1.Endpoint
+	7,  // 61: rdsd.v1.GetCongestionHistoryRequest.endpoint:type_name -> rdsd.v1.Endpoint
+	61, // 62: rdsd.v1.CongestionHistory.port:type_name -> rdsd.v1.PortHistory
+	61, // 63: rdsd.v1.CongestionHistory.others:type_name -> rdsd.v1.PortHistory
+	7,  // 64: rdsd.v1.PortHistory.endpoint:type_name -> rdsd.v1.Endpoint
+	56, // 65: rdsd.v1.PortHistory.culprit:type_name -> rdsd.v1.Culprit
+	7,  // 66: rdsd.v1.CancelSentRequest.local:type_name -> rdsd.v1.Endpoint
+	7,  // 67: rdsd.v1.CancelSentRequest.destination:type_name -> rdsd.v1.Endpoint
+	7,  // 68: rdsd.v1.CloseSocketRequest.local:type_name -> rdsd.v1.Endpoint
+	72, // 69: rdsd.v1.ListErrorsResponse.error:type_name -> rdsd.v1.LoggedError
+	7,  // 70: rdsd.v1.TraceRequest.source:type_name -> rdsd.v1.Endpoint
+	7,  // 71: rdsd.v1.TraceRequest.destination:type_name -> rdsd.v1.Endpoint
+	7,  // 72: rdsd.v1.TraceRequest.either:type_name -> rdsd.v1.Endpoint
+	77, // 73: rdsd.v1.TraceReport.start:type_name -> rdsd.v1.TraceStart
+	78, // 74: rdsd.v1.TraceReport.event:type_name -> rdsd.v1.TraceEvent
+	6,  // 75: rdsd.v1.TraceEvent.stage:type_name -> rdsd.v1.TraceStage
+	7,  // 76: rdsd.v1.TraceEvent.source:type_name -> rdsd.v1.Endpoint
+	7,  // 77: rdsd.v1.TraceEvent.destination:type_name -> rdsd.v1.Endpoint
+	1,  // 78: rdsd.v1.TraceEvent.outcome:type_name -> rdsd.v1.OutcomeKind
+	81, // 79: rdsd.v1.ListCongestionMapsResponse.map:type_name -> rdsd.v1.CongestionMap
+	8,  // 80: rdsd.v1.Datagrams.Open:input_type -> rdsd.v1.ClientMessage
+	36, // 81: rdsd.v1.Admin.GetStatus:input_type -> rdsd.v1.GetStatusRequest
+	40, // 82: rdsd.v1.Admin.ListPeers:input_type -> rdsd.v1.ListPeersRequest
+	44, // 83: rdsd.v1.Admin.ListSockets:input_type -> rdsd.v1.ListSocketsRequest
+	47, // 84: rdsd.v1.Admin.ListQueue:input_type -> rdsd.v1.ListQueueRequest
+	50, // 85: rdsd.v1.Admin.GetCounters:input_type -> rdsd.v1.GetCountersRequest
+	53, // 86: rdsd.v1.Admin.ListCongestion:input_type -> rdsd.v1.ListCongestionRequest
+	57, // 87: rdsd.v1.Admin.WatchCongestion:input_type -> rdsd.v1.WatchCongestionRequest
+	59, // 88: rdsd.v1.Admin.GetCongestionHistory:input_type -> rdsd.v1.GetCongestionHistoryRequest
+	62, // 89: rdsd.v1.Admin.Ping:input_type -> rdsd.v1.PingRequest
+	64, // 90: rdsd.v1.Admin.DropPath:input_type -> rdsd.v1.DropPathRequest
+	66, // 91: rdsd.v1.Admin.CancelSent:input_type -> rdsd.v1.CancelSentRequest
+	68, // 92: rdsd.v1.Admin.CloseSocket:input_type -> rdsd.v1.CloseSocketRequest
+	70, // 93: rdsd.v1.Admin.ListErrors:input_type -> rdsd.v1.ListErrorsRequest
+	73, // 94: rdsd.v1.Admin.GetConfig:input_type -> rdsd.v1.GetConfigRequest
+	75, // 95: rdsd.v1.Admin.Trace:input_type -> rdsd.v1.TraceRequest
+	79, // 96: rdsd.v1.Admin.ListCongestionMaps:input_type -> rdsd.v1.ListCongestionMapsRequest
+	9,  // 97: rdsd.v1.Datagrams.Open:output_type -> rdsd.v1.ServerMessage
+	37, // 98: rdsd.v1.Admin.GetStatus:output_type -> rdsd.v1.Status
+	41, // 99: rdsd.v1.Admin.ListPeers:output_type -> rdsd.v1.ListPeersResponse
+	45, // 100: rdsd.v1.Admin.ListSockets:output_type -> rdsd.v1.ListSocketsResponse
+	48, // 101: rdsd.v1.Admin.ListQueue:output_type -> rdsd.v1.ListQueueResponse
+	51, // 102: rdsd.v1.Admin.GetCounters:output_type -> rdsd.v1.GetCountersResponse
+	54, // 103: rdsd.v1.Admin.ListCongestion:output_type -> rdsd.v1.ListCongestionResponse
+	58, // 104: rdsd.v1.Admin.WatchCongestion:output_type -> rdsd.v1.CongestionNotice
+	60, // 105: rdsd.v1.Admin.GetCongestionHistory:output_type -> rdsd.v1.CongestionHistory
+	63, // 106: rdsd.v1.Admin.Ping:output_type -> rdsd.v1.PingResponse
+	65, // 107: rdsd.v1.Admin.DropPath:output_type -> rdsd.v1.DropPathResponse
+	67, // 108: rdsd.v1.Admin.CancelSent:output_type -> rdsd.v1.CancelSentResponse
+	69, // 109: rdsd.v1.Admin.CloseSocket:output_type -> rdsd.v1.CloseSocketResponse
+	71, // 110: rdsd.v1.Admin.ListErrors:output_type -> rdsd.v1.ListErrorsResponse
+	74, // 111: rdsd.v1.Admin.GetConfig:output_type -> rdsd.v1.GetConfigResponse
+	76, // 112: rdsd.v1.Admin.Trace:output_type -> rdsd.v1.TraceReport
+	80, // 113: rdsd.v1.Admin.ListCongestionMaps:output_type -> rdsd.v1.ListCongestionMapsResponse
+	97, // [97:114] is the sub-list for method output_type
+	80, // [80:97] is the sub-list for method input_type
+	80, // [80:80] is the sub-list for extension type_name
+	80, // [80:80] is the sub-list for extension extendee
+	0,  // [0:80] is the sub-list for field type_name
 }
 
 func init() { file_rdsd_v1_rdsd_proto_init() }
@@ -9452,6 +9853,7 @@ func file_rdsd_v1_rdsd_proto_init() {
 		(*clientMessage_Congested)(nil),
 		(*clientMessage_Peek)(nil),
 		(*clientMessage_Mapped)(nil),
+		(*clientMessage_Pair)(nil),
 	}
 	file_rdsd_v1_rdsd_proto_msgTypes[2].OneofWrappers = []any{
 		(*serverMessage_Bound)(nil),
@@ -9465,14 +9867,15 @@ func file_rdsd_v1_rdsd_proto_init() {
 		(*serverMessage_PeekResult)(nil),
 		(*serverMessage_Closing)(nil),
 		(*serverMessage_Region)(nil),
+		(*serverMessage_Pair)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rdsd_v1_rdsd_proto_rawDesc), len(file_rdsd_v1_rdsd_proto_rawDesc)),
-			NumEnums:      6,
-			NumMessages:   73,
+			NumEnums:      7,
+			NumMessages:   75,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

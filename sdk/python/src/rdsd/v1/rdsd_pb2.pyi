@@ -26,6 +26,40 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _PairState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PairStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PairState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PAIR_STATE_UNSPECIFIED: _PairState.ValueType  # 0
+    PAIR_STATE_OFFERED: _PairState.ValueType  # 1
+    """map it and say mapped, or say gone"""
+    PAIR_STATE_MAPPED: _PairState.ValueType  # 2
+    """of the client: it is mapped, and not touched"""
+    PAIR_STATE_OPEN: _PairState.ValueType  # 3
+    """it is sealed: the reader looks at it from now on and says open, then the sender may use it"""
+    PAIR_STATE_CLOSED: _PairState.ValueType  # 4
+    """nothing more gets in; read what is there, let go of it, and say gone"""
+    PAIR_STATE_GONE: _PairState.ValueType  # 5
+    """of the client: it has let go of the pair, or does not want it"""
+
+class PairState(_PairState, metaclass=_PairStateEnumTypeWrapper):
+    """PairState is how far a pair is."""
+
+PAIR_STATE_UNSPECIFIED: PairState.ValueType  # 0
+PAIR_STATE_OFFERED: PairState.ValueType  # 1
+"""map it and say mapped, or say gone"""
+PAIR_STATE_MAPPED: PairState.ValueType  # 2
+"""of the client: it is mapped, and not touched"""
+PAIR_STATE_OPEN: PairState.ValueType  # 3
+"""it is sealed: the reader looks at it from now on and says open, then the sender may use it"""
+PAIR_STATE_CLOSED: PairState.ValueType  # 4
+"""nothing more gets in; read what is there, let go of it, and say gone"""
+PAIR_STATE_GONE: PairState.ValueType  # 5
+"""of the client: it has let go of the pair, or does not want it"""
+Global___PairState: _TypeAlias = PairState  # noqa: Y015
+
 class _OutcomeKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -247,6 +281,7 @@ class ClientMessage(_message.Message):
     CONGESTED_FIELD_NUMBER: _builtins.int
     PEEK_FIELD_NUMBER: _builtins.int
     MAPPED_FIELD_NUMBER: _builtins.int
+    PAIR_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def bind(self) -> Global___Bind: ...
     @_builtins.property
@@ -267,6 +302,10 @@ class ClientMessage(_message.Message):
     def mapped(self) -> Global___RingMapped:
         """the answer to ServerMessage.region"""
 
+    @_builtins.property
+    def pair(self) -> Global___PairAnswer:
+        """to ServerMessage.pair"""
+
     def __init__(
         self,
         *,
@@ -279,12 +318,13 @@ class ClientMessage(_message.Message):
         congested: Global___CongestedQuery = ...,
         peek: Global___Peek = ...,
         mapped: Global___RingMapped = ...,
+        pair: Global___PairAnswer = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bind", b"bind", "body", b"body", "cancel", b"cancel", "congested", b"congested", "credit", b"credit", "flush", b"flush", "mapped", b"mapped", "monitor", b"monitor", "peek", b"peek", "send", b"send"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bind", b"bind", "body", b"body", "cancel", b"cancel", "congested", b"congested", "credit", b"credit", "flush", b"flush", "mapped", b"mapped", "monitor", b"monitor", "pair", b"pair", "peek", b"peek", "send", b"send"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bind", b"bind", "body", b"body", "cancel", b"cancel", "congested", b"congested", "credit", b"credit", "flush", b"flush", "mapped", b"mapped", "monitor", b"monitor", "peek", b"peek", "send", b"send"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bind", b"bind", "body", b"body", "cancel", b"cancel", "congested", b"congested", "credit", b"credit", "flush", b"flush", "mapped", b"mapped", "monitor", b"monitor", "pair", b"pair", "peek", b"peek", "send", b"send"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["bind", "send", "credit", "cancel", "flush", "monitor", "congested", "peek", "mapped"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["bind", "send", "credit", "cancel", "flush", "monitor", "congested", "peek", "mapped", "pair"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -305,6 +345,7 @@ class ServerMessage(_message.Message):
     PEEK_RESULT_FIELD_NUMBER: _builtins.int
     CLOSING_FIELD_NUMBER: _builtins.int
     REGION_FIELD_NUMBER: _builtins.int
+    PAIR_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def bound(self) -> Global___Bound: ...
     @_builtins.property
@@ -335,6 +376,12 @@ class ServerMessage(_message.Message):
         as descriptors with it. The client maps the region and says RingMapped.
         """
 
+    @_builtins.property
+    def pair(self) -> Global___PairStep:
+        """To a socket with rings that wants pairs (docs/pairs.md). With an offer come two
+        descriptors: the words and the data of the pair.
+        """
+
     def __init__(
         self,
         *,
@@ -349,12 +396,13 @@ class ServerMessage(_message.Message):
         peek_result: Global___PeekResult = ...,
         closing: Global___Closing = ...,
         region: Global___RingGrant = ...,
+        pair: Global___PairStep = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "bound", b"bound", "cancel_result", b"cancel_result", "closing", b"closing", "congested_result", b"congested_result", "congestion", b"congestion", "flush_result", b"flush_result", "outcomes", b"outcomes", "peek_result", b"peek_result", "recv", b"recv", "region", b"region", "send_result", b"send_result"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "bound", b"bound", "cancel_result", b"cancel_result", "closing", b"closing", "congested_result", b"congested_result", "congestion", b"congestion", "flush_result", b"flush_result", "outcomes", b"outcomes", "pair", b"pair", "peek_result", b"peek_result", "recv", b"recv", "region", b"region", "send_result", b"send_result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "bound", b"bound", "cancel_result", b"cancel_result", "closing", b"closing", "congested_result", b"congested_result", "congestion", b"congestion", "flush_result", b"flush_result", "outcomes", b"outcomes", "peek_result", b"peek_result", "recv", b"recv", "region", b"region", "send_result", b"send_result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "bound", b"bound", "cancel_result", b"cancel_result", "closing", b"closing", "congested_result", b"congested_result", "congestion", b"congestion", "flush_result", b"flush_result", "outcomes", b"outcomes", "pair", b"pair", "peek_result", b"peek_result", "recv", b"recv", "region", b"region", "send_result", b"send_result"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["bound", "send_result", "recv", "outcomes", "cancel_result", "flush_result", "congestion", "congested_result", "peek_result", "closing", "region"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["bound", "send_result", "recv", "outcomes", "cancel_result", "flush_result", "congestion", "congested_result", "peek_result", "closing", "region", "pair"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -416,16 +464,20 @@ class RingWish(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     VERSION_FIELD_NUMBER: _builtins.int
+    PAIRS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """2"""
+    pairs: _builtins.bool
+    """the client takes offers of pairs (docs/pairs.md)"""
     def __init__(
         self,
         *,
         version: _builtins.int = ...,
+        pairs: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pairs", b"pairs", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -449,6 +501,69 @@ class RingMapped(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RingMapped: _TypeAlias = RingMapped  # noqa: Y015
+
+@_typing.final
+class PairStep(_message.Message):
+    """PairStep is what the daemon says of a pair: memory by which two sockets of one node
+    exchange the datagrams of one flow without it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    DESTINATION_FIELD_NUMBER: _builtins.int
+    DATA_BYTES_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    state: Global___PairState.ValueType
+    data_bytes: _builtins.int
+    @_builtins.property
+    def source(self) -> Global___Endpoint:
+        """With an offer:"""
+
+    @_builtins.property
+    def destination(self) -> Global___Endpoint: ...
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        state: Global___PairState.ValueType = ...,
+        source: Global___Endpoint = ...,
+        destination: Global___Endpoint = ...,
+        data_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["destination", b"destination", "source", b"source"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_bytes", b"data_bytes", "destination", b"destination", "id", b"id", "source", b"source", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PairStep: _TypeAlias = PairStep  # noqa: Y015
+
+@_typing.final
+class PairAnswer(_message.Message):
+    """PairAnswer is what a client says of a pair."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    state: Global___PairState.ValueType
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        state: Global___PairState.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PairAnswer: _TypeAlias = PairAnswer  # noqa: Y015
 
 @_typing.final
 class Bound(_message.Message):
