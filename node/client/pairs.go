@@ -18,11 +18,12 @@ import (
 // who gets one, its life, and what the daemon does about it while datagrams pass it.
 
 const (
-	// A flow is busy that posts busyPosts descriptors within busyWindow, busyWindows times
-	// in a row.
-	busyPosts   = 128
-	busyWindow  = 20 * time.Millisecond
-	busyWindows = 2
+	// A flow is busy that sends busyDatagrams within busyWindow, busyWindows times with no
+	// longer pause than busyPause in between.
+	busyDatagrams = 256
+	busyWindow    = 50 * time.Millisecond
+	busyWindows   = 2
+	busyPause     = 4 * busyWindow
 	// offerAgain is the least time between two offers of one flow.
 	offerAgain = time.Second
 	// maxPairs bounds the pairs of one socket, in each direction.
@@ -35,21 +36,22 @@ const (
 
 // busyFlow counts what a flow posts.
 type busyFlow struct {
-	posts   uint16
+	sent    int
 	windows uint8
 	from    time.Duration // the window under way
 	offered time.Duration // the last time; 0: never
 }
 
-// posted counts a descriptor, and reports whether the flow was found busy.
-func (b *busyFlow) posted(now time.Duration) bool {
+// posted counts n datagrams, and reports whether the flow was found busy.
+func (b *busyFlow) posted(now time.Duration, n int) bool {
 	if now-b.from >= busyWindow {
-		if b.posts < busyPosts || now-b.from >= 2*busyWindow {
+		if b.sent < busyDatagrams || now-b.from >= busyPause {
 			b.windows = 0
 		}
-		b.posts, b.from = 0, now
+		b.sent, b.from = 0, now
 	}
-	if b.posts++; b.posts != busyPosts {
+	was := b.sent
+	if b.sent += n; was >= busyDatagrams || b.sent < busyDatagrams {
 		return false
 	}
 	if b.windows++; b.windows < busyWindows || b.offered != 0 && now-b.offered < offerAgain {

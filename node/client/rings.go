@@ -304,7 +304,7 @@ func (r *ringSock) take(now time.Duration, draining error, a admission) bool {
 	r.host.Moved(len(p.Body))
 	if f.here {
 		r.share.Copied(len(p.Body)) // what leaves has a bound of its own, and is not copied here
-		if r.pairs.wanted && f.busy.posted(now) {
+		if r.pairs.wanted && f.busy.posted(now, p.Count) {
 			r.offerPair(now, f.dst.Port())
 		}
 	}
