@@ -25,6 +25,9 @@ type Config struct {
 	// NoGSO sends each packet by itself, for network cards that number the packets of a burst
 	// in another way than the kernel does.
 	NoGSO bool
+	// MTU is the most that a packet carries, where that is less than the interface allows: 256,
+	// 512, 1024, 2048 or 4096 bytes; 0: what the interface allows.
+	MTU int
 	// MaxQPs is how many queue pairs there are at most; 0: 65,536.
 	MaxQPs int
 	// Charge is asked before n bytes are kept for a peer that dials, and told with n < 0 when
@@ -36,7 +39,6 @@ type Config struct {
 	// contained by its own.
 	Guard *guard.Guard
 
-	mtu    int            // a smaller one than the interface has; for benchmarks
 	within func(f func()) // calls f in the network namespace of the device, which tests have several of
 }
 
@@ -127,6 +129,11 @@ func Open(cfg Config) (*Device, error) {
 	if cfg.within == nil {
 		cfg.within = func(f func()) { f() }
 	}
+	switch cfg.MTU {
+	case 0, 256, 512, 1024, 2048, 4096:
+	default:
+		return nil, fmt.Errorf("soft: a packet cannot carry %d bytes at most, but 256, 512, 1024, 2048 or 4096", cfg.MTU)
+	}
 	p, err := cfg.port()
 	if err != nil {
 		return nil, err
@@ -160,8 +167,8 @@ func Open(cfg Config) (*Device, error) {
 // port is what the address stands on now.
 func (c *Config) port() (p port, err error) {
 	c.within(func() { p, err = portOf(c.Addr) })
-	if c.mtu > 0 {
-		p.mtu = min(p.mtu, c.mtu)
+	if c.MTU > 0 {
+		p.mtu = min(p.mtu, c.MTU)
 	}
 	return p, err
 }

@@ -452,3 +452,21 @@ func TestFault(t *testing.T) {
 		t.Errorf("another connection: %+v", c)
 	}
 }
+
+// TestSmallerMTU: a device is given a smaller MTU than its interface has, of those that there
+// are.
+func TestSmallerMTU(t *testing.T) {
+	for mtu, want := range map[int]int{0: 4096, 256: 256, 1024: 1024} {
+		if d := open(t, "127.0.0.5", nil, func(c *Config) { c.MTU = mtu }); d.Info().MTU != want {
+			t.Errorf("MTU %d is %d", mtu, d.Info().MTU)
+		} else {
+			d.Close()
+		}
+	}
+	for _, mtu := range []int{-1, 1, 1500, 8192} {
+		if d, err := Open(Config{Addr: netip.MustParseAddr("127.0.0.5"), Reactor: newReactor(t), MTU: mtu}); err == nil {
+			d.Close()
+			t.Errorf("MTU %d is taken", mtu)
+		}
+	}
+}

@@ -100,7 +100,7 @@ var kinds = []struct {
 	}},
 	{"soft", func(t testing.TB) (x, y *peer) { return softPair(t, nil) }},
 	{"soft-1024", func(t testing.TB) (x, y *peer) {
-		return softPair(t, func(c *Config) { c.mtu = 1024 })
+		return softPair(t, func(c *Config) { c.MTU = 1024 })
 	}},
 	{"soft-nogso", func(t testing.TB) (x, y *peer) { return softPair(t, func(c *Config) { c.NoGSO = true }) }},
 }
