@@ -34,6 +34,7 @@ type testNode struct {
 	quiet  bool        // no log
 	memory *quota.Node // nil: none is counted
 	links  func(transport.OneSidedProvider) transport.OneSidedProvider
+	unlink func() // closes what links made
 }
 
 // The server is 127.0.0.2, and 127.0.0.3 for second paths; the client 127.0.0.1.
@@ -126,6 +127,9 @@ func (n *testNode) stop() {
 		n.t.Errorf("%s: close: %v\n%s", n.cfg.Name, err, stacks())
 	}
 	n.h = nil
+	if n.unlink != nil {
+		n.unlink()
+	}
 	n.r.Close()
 }
 
