@@ -107,8 +107,8 @@ type Device struct {
 	calling *queuePair    // whose handler is being called
 
 	// Methods of d as values, which would be made anew each time.
-	eachPkt            func(from netip.AddrPort, pkt []byte)
-	transmit, delivery func()
+	eachPkt                  func(from netip.AddrPort, pkt []byte)
+	transmit, delivery, next func()
 }
 
 type mad struct {
@@ -142,7 +142,7 @@ func Open(cfg Config) (*Device, error) {
 		cfg: cfg, r: cfg.Reactor, port: p, in: newInbox(), armed: never,
 		qps: map[*roce.QP]*queuePair{}, listens: map[uint16]*listener{},
 	}
-	d.eachPkt, d.transmit, d.delivery = d.packet, d.endTurn, d.deliver
+	d.eachPkt, d.transmit, d.delivery, d.next = d.packet, d.endTurn, d.deliver, d.flush
 	d.timer = d.r.NewTimer(d.tick).For(d)
 	if err := d.build(); err != nil {
 		return nil, err
@@ -151,9 +151,7 @@ func Open(cfg Config) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	if d.out.gso = !cfg.NoGSO && d.sock.canSegment(); d.out.gso {
-		d.dev.SetGSO(true)
-	}
+	d.beginGSO()
 	if err := d.r.Add(d.sock.fd, unix.EPOLLIN, d); err != nil {
 		d.sock.close()
 		return nil, err
@@ -263,6 +261,9 @@ func (d *Device) change(p port, err error) {
 			d.failAll(fmt.Errorf("%w (%w)", ErrGone, err))
 		}
 		return
+	}
+	if d.gone || d.port != p {
+		d.beginGSO()
 	}
 	d.gone, d.port = false, p
 	// Those whose packets pass no more would find out by silence.

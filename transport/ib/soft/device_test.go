@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/netip"
+	"os"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -14,10 +17,23 @@ import (
 
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/reactor"
+	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/transport/ib"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if addr := os.Getenv(peerEnv); addr != "" {
+		fmt.Println(bePeer(addr))
+		os.Exit(1)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// local is an address of this machine that no other process of tests takes: there is one port.
+func local(i int) string {
+	pid := os.Getpid()
+	return netip.AddrFrom4([4]byte{127, byte(64 + pid>>8&63), byte(pid), byte(i)}).String()
+}
 
 // port of RTRS over RDMA.
 const testPort = 1234
@@ -188,7 +204,7 @@ func connect(t testing.TB, x, y *end) {
 
 // devices are two on one machine.
 func devices(t testing.TB, change func(*Config)) (a, b *Device) {
-	return open(t, "127.0.0.2", nil, change), open(t, "127.0.0.3", nil, change)
+	return open(t, local(2), nil, change), open(t, local(3), nil, change)
 }
 
 var depths = ib.QPConfig{Sends: 64, Recvs: 64}
@@ -319,7 +335,7 @@ func TestRefusals(t *testing.T) {
 	rejected("nobody listens any more", dial(), 8)
 	short, stop := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer stop()
-	_, err = a.Dial(short, netip.AddrPort{}, netip.MustParseAddrPort("127.0.0.4:1234"), newEnd(t, a, depths).q, ib.Param{})
+	_, err = a.Dial(short, netip.AddrPort{}, netip.AddrPortFrom(netip.MustParseAddr(local(4)), 1234), newEnd(t, a, depths).q, ib.Param{})
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("nobody is there: %v, want that the time is up", err)
 	}
@@ -457,16 +473,44 @@ func TestFault(t *testing.T) {
 // are.
 func TestSmallerMTU(t *testing.T) {
 	for mtu, want := range map[int]int{0: 4096, 256: 256, 1024: 1024} {
-		if d := open(t, "127.0.0.5", nil, func(c *Config) { c.MTU = mtu }); d.Info().MTU != want {
+		if d := open(t, local(5), nil, func(c *Config) { c.MTU = mtu }); d.Info().MTU != want {
 			t.Errorf("MTU %d is %d", mtu, d.Info().MTU)
 		} else {
 			d.Close()
 		}
 	}
 	for _, mtu := range []int{-1, 1, 1500, 8192} {
-		if d, err := Open(Config{Addr: netip.MustParseAddr("127.0.0.5"), Reactor: newReactor(t), MTU: mtu}); err == nil {
+		if d, err := Open(Config{Addr: netip.MustParseAddr(local(5)), Reactor: newReactor(t), MTU: mtu}); err == nil {
 			d.Close()
 			t.Errorf("MTU %d is taken", mtu)
 		}
+	}
+}
+
+// TestSteadyStateDoesNotAllocate covers both ends of answered writes, in one packet and in
+// many.
+func TestSteadyStateDoesNotAllocate(t *testing.T) {
+	if raceDetector {
+		t.Skip("the race detector allocates")
+	}
+	for _, bytes := range []int{64, 64 << 10} {
+		t.Run(fmt.Sprint(bytes), func(t *testing.T) { steady(t, bytes) })
+	}
+}
+
+func steady(t *testing.T, bytes int) {
+	x, y := softPair(t, nil)
+	x.written, y.written = func(transport.Placed) {}, func(transport.Placed) {}
+	x.l.Start(x, 64)
+	y.l.Start(y, 64)
+	work(t, x, y, bytes, 8, 500)
+	var before, after runtime.MemStats
+	const messages = 3000
+	runtime.ReadMemStats(&before)
+	work(t, x, y, bytes, 8, messages)
+	runtime.ReadMemStats(&after)
+	// What the test itself needs, and the runtime's own, is independent of how many there are.
+	if n := after.Mallocs - before.Mallocs; n > messages/20 {
+		t.Errorf("%d allocations for %d writes of %d bytes", n, messages, bytes)
 	}
 }

@@ -102,13 +102,16 @@ func TestCut(t *testing.T) {
 	a, b, n := far(t, false, 1500)
 	x, y := newEnd(t, a, depths), newEnd(t, b, depths)
 	connect(t, x, y)
-	y.slots(2, 100)
+	y.slots(2, 5000)
 	n.sever(true)
-	x.post(ib.WR{ID: 1, Op: ib.Send, Flags: ib.Signal})
+	x.post(ib.WR{ID: 1, Op: ib.Send, Flags: ib.Signal, Piece: [3][]byte{pattern(5000, 0)}})
 	time.Sleep(300 * time.Millisecond)
 	n.sever(false)
 	if c := x.next(); c.Status != ib.OK {
 		t.Errorf("after the cut: %+v", c)
+	}
+	if !a.State().Bursts {
+		t.Error("bursts were given up because of a cut")
 	}
 	if testing.Short() {
 		t.Skip("a peer is given up after tens of seconds")
@@ -178,5 +181,26 @@ func TestInterface(t *testing.T) {
 	connect(t, p, q)
 	if n := counter(a, "link_downed"); n != 1 {
 		t.Errorf("link_downed is %d, want 1", n)
+	}
+}
+
+// TestForeignIdentifications: where a card numbers the packets of a burst in another way than
+// the kernel, of which a peer then takes the first one alone, packets are soon sent one by
+// one.
+func TestForeignIdentifications(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it takes ten seconds, because each burst costs a timeout")
+	}
+	a, b, n := far(t, false, 1500)
+	n.set(faults{renumber: true})
+	x, y := newEnd(t, a, depths), newEnd(t, b, depths)
+	connect(t, x, y)
+	exchange(t, x, y, 3, 60, 20_000)
+	if n := counter(a, "gso_ended"); n != 1 || a.State().Bursts {
+		t.Errorf("bursts were given up %d times, want once", n)
+	}
+	// The peer had no bursts to send, and so none that failed.
+	if n := counter(b, "gso_ended"); n != 0 {
+		t.Errorf("the other end gave up bursts %d times", n)
 	}
 }

@@ -15,7 +15,7 @@ func TestMTUOf(t *testing.T) {
 }
 
 func TestPortOf(t *testing.T) {
-	for _, a := range []string{"127.0.0.1", "127.0.0.77", "::1"} {
+	for _, a := range []string{local(1), local(77), "::1"} {
 		if p, err := portOf(netip.MustParseAddr(a)); err != nil || p != (port{"lo", 4096}) {
 			t.Errorf("%s: %v %v, want lo with MTU 4096", a, p, err)
 		}

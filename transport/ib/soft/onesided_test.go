@@ -21,11 +21,11 @@ func TestOneSidedConformance(t *testing.T) {
 	for name, c := range map[string]struct {
 		b      string
 		change func(*Config)
-	}{"bursts": {"127.0.0.3", nil}, "no bursts": {"127.0.0.3", func(c *Config) { c.NoGSO = true }}, "one device": {"127.0.0.2", nil}} {
+	}{"bursts": {local(3), nil}, "no bursts": {local(3), func(c *Config) { c.NoGSO = true }}, "one device": {local(2), nil}} {
 		t.Run(name, func(t *testing.T) {
-			a := open(t, "127.0.0.2", nil, c.change)
+			a := open(t, local(2), nil, c.change)
 			b := a
-			if c.b != "127.0.0.2" {
+			if c.b != local(2) {
 				b = open(t, c.b, nil, c.change)
 			}
 			pa := ib.New(a)
@@ -96,7 +96,7 @@ var kinds = []struct {
 	pair func(t testing.TB) (x, y *peer)
 }{
 	{"tcp", func(t testing.TB) (x, y *peer) {
-		return pair(t, tcp.New(newReactor(t)), tcp.New(newReactor(t)), netip.MustParseAddrPort("127.0.0.2:0"), netip.MustParseAddrPort("127.0.0.3:0"))
+		return pair(t, tcp.New(newReactor(t)), tcp.New(newReactor(t)), netip.AddrPortFrom(netip.MustParseAddr(local(2)), 0), netip.AddrPortFrom(netip.MustParseAddr(local(3)), 0))
 	}},
 	{"soft", func(t testing.TB) (x, y *peer) { return softPair(t, nil) }},
 	{"soft-1024", func(t testing.TB) (x, y *peer) {

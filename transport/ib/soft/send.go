@@ -13,12 +13,18 @@ import (
 
 // Bounds of one call.
 const (
+	burstPieces = roce.MaxBurst * 5  // of the longest burst
 	outMsgs     = 32 + roce.MaxBurst // messages
 	outPieces   = 32 + burstPieces   // pieces of memory in all
-	outCopied   = 8 << 10            // bytes of small packets
-	burstPieces = roce.MaxBurst * 5  // of the longest burst
-	smallBytes  = 512                // a burst that is copied
-	flushBytes  = 512 << 10          // bytes that one call of flush sends, about
+	flushBytes  = 512 << 10          // that one call of flush sends, about
+
+	// smallBytes is what a burst may have that is copied, so that it goes along with others: the
+	// core has one burst in use at a time. That is an acknowledgement, an answer, or the first
+	// packet of a write, which is longer than those behind it and so no part of their burst. A
+	// copy of 4 KiB costs 0.3 µs; of messages of 4 KiB in packets of 1 KiB a tenth less
+	// processor time was used than with a call for each burst.
+	smallBytes = 4400
+	outCopied  = 64 << 10 // bytes of such bursts
 )
 
 // outbox is what one call sends: messages, each a packet or a burst of packets that the
@@ -114,6 +120,7 @@ type sender struct {
 	failed  Stats // of messages that could not be sent
 	refused bool  // there was one
 	cut     bool  // a burst was refused as such
+	trial   trial // guarded by Device.mu
 }
 
 // flush sends what can be sent, within bounds: what is left has the next turn.
@@ -123,7 +130,7 @@ func (d *Device) flush() {
 	o := &d.out
 	for bytes := 0; !o.busy && !d.shut; bytes += o.bytes {
 		if bytes > flushBytes {
-			d.r.DoFor(d, d.flushNext)
+			d.r.DoFor(d, d.next)
 			return
 		}
 		now := reactor.Clock()
@@ -162,11 +169,8 @@ func (d *Device) carry() bool {
 	d.mu.Lock()
 	d.stats.addSends(&o.failed)
 	o.failed = Stats{}
-	if o.cut && !d.gone && o.gso {
-		// A route that a burst cannot take. Its packets are as good as lost.
-		o.gso = false
-		d.dev.SetGSO(false)
-		d.stats.GSOEnded++
+	if o.cut && !d.gone {
+		d.endGSO() // a route that a burst cannot take
 	}
 	o.cut = false
 	if full && !d.shut {
@@ -178,6 +182,7 @@ func (d *Device) carry() bool {
 	d.stats.SendCalls++
 	d.stats.SentBytes += uint64(o.bytes)
 	d.stats.SentBursts += uint64(o.bursts)
+	d.judgeGSO()
 	o.sent(d)
 	d.leave(reactor.Clock())
 	return true
@@ -216,8 +221,6 @@ func (o *sender) collect(d *Device, now time.Duration) bool {
 			n += o.burst.Packet(i).Len()
 		}
 		o.bytes += n
-		// Acknowledgements and small answers are copied, so that one call takes those of many
-		// queue pairs: the core has one burst in use at a time.
 		small := n <= smallBytes
 		o.add(d.sock.scope, small)
 		if !small {

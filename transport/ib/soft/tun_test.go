@@ -94,9 +94,13 @@ func (h *host) do(f func()) {
 	<-done
 }
 
-// faults is what the net does to packets, each with a probability.
+// faults is what the net does to packets, with probabilities.
 type faults struct {
 	loss, double, reorder, flip float64
+
+	// A card cuts bursts and gives all packets the identification 0, and the peer checks the CRC
+	// for that, as a kernel does: those for which it was another do not arrive.
+	renumber bool
 }
 
 // net carries packets between hosts until the test ends.
@@ -170,7 +174,7 @@ func (n *network) carry(direction int, p []byte) (out [][]byte) {
 	}
 	n.packets++
 	f := &n.faults
-	if n.cut || n.rnd.Float64() < f.loss {
+	if n.cut || n.rnd.Float64() < f.loss || f.renumber && p[0]>>4 == 4 && binary.BigEndian.Uint16(p[4:]) != 0 {
 		n.lost++
 		return nil
 	}

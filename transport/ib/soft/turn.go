@@ -140,9 +140,6 @@ func (d *Device) flushLater() {
 	}
 }
 
-// flushNext goes on sending in a turn of its own.
-func (d *Device) flushNext() { d.flush() }
-
 func (d *Device) endTurn() {
 	d.ending = false
 	d.flush()

@@ -43,7 +43,7 @@ func TestBurst(t *testing.T) {
 	for _, c := range []struct {
 		a, b string
 		gro  int
-	}{{"127.0.0.2", "127.0.0.3", 1}, {"127.0.0.2", "127.0.0.3", 0}, {"::1", "::1", 1}} {
+	}{{local(2), local(3), 1}, {local(2), local(3), 0}, {"::1", "::1", 1}} {
 		a, b := openTestSocket(t, c.a), (*socket)(nil)
 		if b = a; c.a != c.b {
 			b = openTestSocket(t, c.b)
@@ -101,8 +101,8 @@ func TestBurst(t *testing.T) {
 
 // TestPortTaken: the second socket of one address is told who may have the port.
 func TestPortTaken(t *testing.T) {
-	openTestSocket(t, "127.0.0.2")
-	_, err := openSocket(netip.MustParseAddr("127.0.0.2"))
+	openTestSocket(t, local(2))
+	_, err := openSocket(netip.MustParseAddr(local(2)))
 	if !errors.Is(err, ErrPortTaken) {
 		t.Errorf("%v, want ErrPortTaken", err)
 	}
@@ -111,8 +111,8 @@ func TestPortTaken(t *testing.T) {
 // TestSendRefused: a message that cannot be sent is named by its place, and those behind it
 // can still be sent.
 func TestSendRefused(t *testing.T) {
-	a, b := openTestSocket(t, "127.0.0.2"), openTestSocket(t, "127.0.0.3")
-	good, bad := netip.MustParseAddrPort("127.0.0.3:4791"), netip.MustParseAddrPort("255.255.255.255:4791")
+	a, b := openTestSocket(t, local(2)), openTestSocket(t, local(3))
+	good, bad := netip.AddrPortFrom(netip.MustParseAddr(local(3)), 4791), netip.MustParseAddrPort("255.255.255.255:4791")
 	var out outbox
 	for _, to := range []netip.AddrPort{good, bad, good} {
 		out.message(to, 0, 0)
