@@ -14,7 +14,8 @@ import (
 )
 
 // What scenarios do to the machine they run on, the guest. Everything is undone at the test's
-// end, so that the next scenario finds the machine as this one did.
+// end, so that the next scenario finds the machine as this one did. Programs run in the
+// initial network namespace, where the kernel's side is.
 
 // commandLimit is for commands that have no limit of their own.
 const commandLimit = 60 * time.Second
@@ -34,7 +35,8 @@ func try(t *testing.T, argv ...string) (string, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), commandLimit)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput()
+	full := kernelSide(argv)
+	out, err := exec.CommandContext(ctx, full[0], full[1:]...).CombinedOutput()
 	if err != nil {
 		err = fmt.Errorf("%s: %w", strings.Join(argv, " "), err)
 	}
@@ -128,6 +130,7 @@ func (p *process) said() string {
 // start starts a program; at the test's end it is killed, with all it has started.
 func start(t *testing.T, argv ...string) *process {
 	t.Helper()
+	argv = kernelSide(argv)
 	p := &process{t: t, cmd: exec.Command(argv[0], argv[1:]...), done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = p, p
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
