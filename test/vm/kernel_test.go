@@ -57,7 +57,7 @@ func pingpong(t *testing.T, dev string, l link, iters int, more ...string) *proc
 // TestKernelVolume: rnbd-client on a volume of rnbd-server, with keys that the server renews
 // after each request and with keys that stay.
 func TestKernelVolume(t *testing.T) {
-	for _, invalidate := range []string{"Y", "N"} {
+	for _, invalidate := range cases([]string{"Y"}, "N") {
 		t.Run("invalidate="+invalidate, func(t *testing.T) {
 			In(t, 2*time.Minute, false, func(t *testing.T) {
 				l := twoKernels(t)

@@ -5,15 +5,17 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"runtime"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
-// ours is the network namespace that our side of a scenario is in. The test process of such
-// a scenario runs there; what it starts of the kernel's side does not (run, start).
+// ours is the network namespace that our side of a scenario is in.
 const ours = "ours"
 
-// oursEnv is set in the test process that runs in that namespace.
+// oursEnv is set in a test process that runs in that namespace.
 const oursEnv = "RDSD_VM_OURS"
 
 func inOurs() bool { return os.Getenv(oursEnv) != "" }
@@ -30,6 +32,29 @@ func kernelSide(argv []string) []string {
 type topology struct {
 	links int // 0: one
 	mtu   int // of the devices; 0: 1500, which leaves packets of 1024 bytes
+	// inside has the test's process run in our namespace; what it starts does not (run, start).
+	// Else it is in the initial one, where devices of NBD are, and uses within.
+	inside bool
+}
+
+// within calls f in our namespace.
+func within(f func()) {
+	done := make(chan error)
+	go func() { // ends with f, and its thread with it
+		runtime.LockOSThread()
+		fd, err := unix.Open("/run/netns/"+ours, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err == nil {
+			err = unix.Setns(fd, unix.CLONE_NEWNET)
+			unix.Close(fd)
+		}
+		if err == nil {
+			f()
+		}
+		done <- err
+	}()
+	if err := <-done; err != nil {
+		panic(err) // the guest has no namespace that a scenario has made
+	}
 }
 
 // link returns the i-th link: the kernel's end is k<i>, ours is o<i>.
@@ -40,7 +65,7 @@ func (topology) link(i int) link {
 	}
 }
 
-// between runs a scenario of the kernel and us. Its body is run in our namespace.
+// between runs a scenario of the kernel and us.
 func between(t *testing.T, limit time.Duration, fresh Fresh, top topology, scenario func(t *testing.T, l []link)) {
 	t.Helper()
 	In(t, limit, fresh, func(t *testing.T) {
@@ -54,6 +79,10 @@ func between(t *testing.T, limit time.Duration, fresh Fresh, top topology, scena
 			return
 		}
 		top.make(t, links)
+		if !top.inside {
+			scenario(t, links)
+			return
+		}
 		cmd := exec.Command("nsenter", append([]string{"--net=/run/netns/" + ours, "--"}, os.Args...)...)
 		cmd.Env = append(os.Environ(), oursEnv+"=1")
 		out, err := cmd.CombinedOutput()

@@ -18,6 +18,17 @@ import (
 
 var script = flag.String("vm.script", "", "a shell script for TestScript to run in a guest")
 
+// soak adds what takes long. Nothing is skipped without it: fewer cases run.
+var soak = flag.Bool("vm.soak", false, "run every case, and for longer")
+
+// cases are those that run always and, with -vm.soak, the others.
+func cases[T any](always []T, others ...T) []T {
+	if *soak {
+		return append(always, others...)
+	}
+	return always
+}
+
 func TestMain(m *testing.M) { Main(m) }
 
 // TestScript runs what -vm.script says: a way to look inside.

@@ -38,8 +38,8 @@ type Config struct {
 	// Guard contains panics of what this package's goroutines do. Panics on the reactor are
 	// contained by its own.
 	Guard *guard.Guard
-
-	within func(f func()) // calls f in the network namespace of the device, which tests have several of
+	// Within calls f in the network namespace that the device is in; nil: that of the process.
+	Within func(f func())
 }
 
 // Errors of devices.
@@ -126,8 +126,8 @@ func Open(cfg Config) (*Device, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	if cfg.within == nil {
-		cfg.within = func(f func()) { f() }
+	if cfg.Within == nil {
+		cfg.Within = func(f func()) { f() }
 	}
 	switch cfg.MTU {
 	case 0, 256, 512, 1024, 2048, 4096:
@@ -147,7 +147,7 @@ func Open(cfg Config) (*Device, error) {
 	if err := d.build(); err != nil {
 		return nil, err
 	}
-	cfg.within(func() { d.sock, err = openSocket(cfg.Addr) })
+	cfg.Within(func() { d.sock, err = openSocket(cfg.Addr) })
 	if err != nil {
 		return nil, err
 	}
@@ -164,7 +164,7 @@ func Open(cfg Config) (*Device, error) {
 
 // port is what the address stands on now.
 func (c *Config) port() (p port, err error) {
-	c.within(func() { p, err = portOf(c.Addr) })
+	c.Within(func() { p, err = portOf(c.Addr) })
 	if c.MTU > 0 {
 		p.mtu = min(p.mtu, c.MTU)
 	}

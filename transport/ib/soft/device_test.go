@@ -53,7 +53,7 @@ func newReactor(t testing.TB) *reactor.Reactor {
 // open makes the device of an address on a reactor of its own. at is where it lives.
 func open(t testing.TB, addr string, at *host, change func(*Config)) *Device {
 	t.Helper()
-	cfg := Config{Addr: netip.MustParseAddr(addr), Reactor: newReactor(t), Log: testLog(t), within: at.do}
+	cfg := Config{Addr: netip.MustParseAddr(addr), Reactor: newReactor(t), Log: testLog(t), Within: at.do}
 	if change != nil {
 		change(&cfg)
 	}

@@ -17,7 +17,7 @@ type watcher struct {
 func watchDevice(d *Device) (*watcher, error) {
 	var w *netlocal.ChangeWatch
 	var err error
-	d.cfg.within(func() { w, err = netlocal.WatchChanges() })
+	d.cfg.Within(func() { w, err = netlocal.WatchChanges() })
 	if err != nil {
 		return nil, err
 	}
