@@ -180,8 +180,6 @@ func TestKernelServerIsNotAsked(t *testing.T) {
 	v := e.mustMap("d", rw)
 	e.log = nil
 	w.tick(time.Minute)
-	v.Ask(w.now)
-	w.run()
 	if len(e.log) != 0 {
 		t.Errorf("a kernel was sent %x", e.log)
 	}
@@ -199,4 +197,41 @@ func TestKernelServerIsNotAsked(t *testing.T) {
 	if err := e.flush(v); err != nil {
 		t.Errorf("flush: %v", err)
 	}
+}
+
+// TestKernelServerIsAskedByOpening: asked for, what a kernel's volume is like now is found out by
+// opening it again, which changes nothing else, and what goes wrong with that does neither.
+func TestKernelServerIsAskedByOpening(t *testing.T) {
+	w := newWorld(t, ServerConfig{})
+	m := w.mem("d", 1<<20)
+	e := w.newEnd("c", "10.0.0.1", ClientConfig{})
+	e.asKernel = true
+	e.connect()
+	v := e.mustMap("d", rw)
+	id, changes := v.id, e.countEvents(VolumeState)
+	if err := m.Resize(2 << 20); err != nil {
+		t.Fatal(err)
+	}
+	e.log = nil
+	v.Ask(w.now)
+	w.run()
+	if v.Info().Size != 2<<20 || e.changed != 1 || v.AskErr() != nil || v.id != id || len(e.log) != 1 {
+		t.Errorf("size %d, told %d times, %v, %x", v.Info().Size, e.changed, v.AskErr(), e.log)
+	}
+	if n := e.countEvents(VolumeState) - changes; n != 0 {
+		t.Errorf("%d changes of its state", n)
+	}
+	w.tick(time.Minute)
+	if len(e.log) != 1 {
+		t.Errorf("it was asked again: %x", e.log)
+	}
+	if err := e.write(v, 1<<20, 1, 512, 0); err != nil {
+		t.Error(err)
+	}
+	w.srv.ForceUnexport(w.now, "d")
+	w.run()
+	v.Ask(w.now)
+	w.run()
+	wantErr(t, "a volume that is not there any more", v.AskErr(), rdserr.ErrNotFound)
+	wantState(t, "asked in vain", v, Open)
 }

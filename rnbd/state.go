@@ -110,6 +110,13 @@ func init() {
 		func(v *Volume, now time.Duration) bool {
 			return v.mayAsk() && now >= v.askAt && v.c.features&rnbdwire.FeatInfo != 0
 		}, (*Volume).sendInfo}
+	// A kernel answers OPEN of a volume that the session has open with what it is like now
+	// (drivers/block/rnbd/rnbd-srv.c, process_msg_open). It is not asked in turns, because it
+	// takes the volume's size for what a file system was made for.
+	again := duty{"OPEN", "Ask was called, and the server is a kernel",
+		func(v *Volume, _ time.Duration) bool {
+			return v.mayAsk() && v.asked && v.c.features&rnbdwire.FeatInfo == 0
+		}, (*Volume).sendOpen}
 	// Otherwise the server would keep a volume open that is no longer used here. Requests
 	// go first: one behind a CLOSE would be answered as an error.
 	releases := duty{"CLOSE", "closed for good, the server has it open, and no request is with the session",
@@ -127,7 +134,7 @@ func init() {
 
 	duties = [numStates][]duty{
 		Init:     {opens},
-		Open:     {asks},
+		Open:     {asks, again},
 		Closed:   {releases, opens},
 		Unmapped: {finishes, closes},
 	}
@@ -158,7 +165,7 @@ func (v *Volume) opening() bool { return v.admin.busy && v.admin.kind == rnbdwir
 
 func (v *Volume) sendOpen(now time.Duration) {
 	c, a := v.c, &v.admin
-	v.openSentIn = c.generation
+	v.openSentIn, v.asked, v.askErr = c.generation, false, nil
 	a.kind = rnbdwire.OpenType
 	usr, _ := (&rnbdwire.Open{Access: v.access, Name: v.name}).Append(a.usr[:0]) // Map has looked
 	c.send(now, a, rtrs.Read, usr, a.rsp[:])
@@ -166,7 +173,7 @@ func (v *Volume) sendOpen(now time.Duration) {
 
 func (v *Volume) sendInfo(now time.Duration) {
 	c, a := v.c, &v.admin
-	v.askAt = v.askFrom(now)
+	v.askAt, v.asked, v.askErr = v.askFrom(now), false, nil
 	a.kind = rnbdwire.InfoType
 	c.send(now, a, rtrs.Read, rnbdwire.AppendInfo(a.usr[:0], v.id), a.rsp[:])
 }

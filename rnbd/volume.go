@@ -54,6 +54,8 @@ type Volume struct {
 	openAnsweredIn uint          // the generation in which an OPEN was last answered
 	retryAt        time.Duration // Closed: when OPEN goes again. Unmapped: when requests are given up again
 	askAt          time.Duration // when INFO goes
+	asked          bool          // Ask was called, and the question has not gone yet
+	askErr         error         // how the last question ended
 	wantVerifier   uint64        // MapAgain: the verifier that the volume had before, 0: none
 	acceptAny      bool          // Remap: any store that the server has now is right
 
@@ -112,6 +114,9 @@ func (v *Volume) Inflight() (sent, held int) {
 // answer yet.
 func (v *Volume) Asking() bool { return v.admin.busy }
 
+// AskErr returns why the last question about the volume's properties had no answer; nil: it had.
+func (v *Volume) AskErr() error { return v.askErr }
+
 // Verifier returns the server's number for the content of the store, to be kept for
 // MapAgain. It is 0 if the server has none, or the volume was not open yet.
 func (v *Volume) Verifier() uint64 { return v.store.Verifier }
@@ -130,7 +135,12 @@ func (v *Volume) answered(now time.Duration, a *admin) {
 		if err == nil {
 			err = v.opened(now)
 		}
-		if err != nil {
+		switch {
+		case err == nil:
+		// It was only asked what it is like: what the server does not tell now changes nothing.
+		case v.state == Open:
+			v.askErr = err
+		default:
 			v.refused(now, err)
 		}
 		v.c.tryResume(now)
@@ -182,6 +192,10 @@ func (v *Volume) opened(now time.Duration) error {
 		return err
 	}
 	v.store, v.acceptAny = store, false
+	if v.state == Open { // Ask, of a kernel
+		v.update(now, rsp)
+		return nil
+	}
 	v.become(now, Open, nil)
 	v.err = nil
 	v.askAt = v.askFrom(now)
@@ -283,6 +297,7 @@ func (v *Volume) lost(now time.Duration) {
 
 // infoAnswered takes the answer to INFO.
 func (v *Volume) infoAnswered(now time.Duration, err error) {
+	v.askErr = err
 	switch {
 	case err == nil:
 		if rsp, err := rnbdwire.ParseOpenRsp(v.admin.rsp[:]); err == nil && rsp.DeviceID == v.id && v.state == Open && rsp != v.rsp {
@@ -336,9 +351,10 @@ func (v *Volume) Resize(size uint64) error {
 	return nil
 }
 
-// Ask asks the server for the volume's present properties, if it is an rdsd.
+// Ask asks the server for the volume's present properties, now. Asking reports whether there is
+// an answer yet, AskErr how that went.
 func (v *Volume) Ask(now time.Duration) {
-	v.askAt = now
+	v.askAt, v.asked = now, true
 	v.pump(now)
 }
 

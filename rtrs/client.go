@@ -41,7 +41,9 @@ type Client struct {
 	// resumed says that requests without Admin run: the user has called Resume since Up.
 	// Before that the volumes they name at the server may have changed.
 	resumed bool
-	lostAt  time.Duration // since when no path is connected
+	// kernel is whether the server is one, as it said when a path was last connected.
+	kernel bool
+	lostAt time.Duration // since when no path is connected
 	// resting is the path on which the server was promised that nothing is sent, since
 	// restedAt, so that it can give the pages of its chunks back.
 	restPath *ClientPath
@@ -321,6 +323,10 @@ func (c *Client) Policy() Policy { return c.cfg.Policy }
 
 // Paths are the paths in the order they were added. The slice is the Client's.
 func (c *Client) Paths() []*ClientPath { return c.paths }
+
+// Kernel reports whether the server is a kernel, which understands none of our own messages;
+// false before the first Up.
+func (c *Client) Kernel() bool { return c.kernel }
 
 // Name is the session's name; UUID the number that is shown to the server.
 func (c *Client) Name() string   { return c.cfg.Name }

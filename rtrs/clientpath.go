@@ -386,6 +386,7 @@ func (p *ClientPath) connect(g uint32, descs []rtrswire.Desc) error {
 	}
 	p.descs = c.chunks.Spread(p.descs[:0], descs)
 	p.err, p.failures = nil, 0
+	c.kernel = !p.fences()
 	if p.wasConnected {
 		p.stats.Reconnects++
 	}

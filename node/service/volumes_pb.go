@@ -174,6 +174,7 @@ func exportPB(e *volume.ExportInfo, now time.Time) *rdsdv1.VolumeExport {
 		x.SetPeer(peerBytes(u.Peer))
 		x.SetAccess(volumeEnum[rdsdv1.VolumeAccess](volumeAccesses, u.Access))
 		x.SetOpenNs(lasted(now, u.Since))
+		x.SetKernel(u.Kernel)
 		users = append(users, x)
 	}
 	m.SetUser(users)
@@ -235,6 +236,7 @@ func volumeSessionPB(i *volume.SessionInfo, now time.Time) *rdsdv1.VolumeSession
 	m.SetWaiting(uint32(i.Waiting))
 	m.SetMaxIoBytes(i.MaxIO)
 	m.SetMemoryBytes(i.Memory)
+	m.SetKernel(i.Kernel)
 	return m
 }
 

@@ -138,7 +138,7 @@ func (d *volumeDevice) ask(ctx context.Context) (uint64, error) {
 	for asked := false; ; {
 		now := c.lock(c.clock())
 		state, _ := d.v.State()
-		busy, info := d.v.Asking(), d.v.Info()
+		busy, info, why := d.v.Asking(), d.v.Info(), d.v.AskErr()
 		if state == rnbd.Open && !busy && !asked {
 			d.v.Ask(now)
 			asked, busy = true, d.v.Asking()
@@ -148,7 +148,7 @@ func (d *volumeDevice) ask(ctx context.Context) (uint64, error) {
 		case state == rnbd.Unmapped:
 			return 0, rdserr.With(rdserr.ErrNotFound, "it was unmapped meanwhile")
 		case asked && !busy && info != nil:
-			return d.Info().Size, nil
+			return d.Info().Size, why
 		}
 		if c.h.machine.Wait(askAgain, ctx.Done()) == 0 {
 			return 0, rdserr.With(rdserr.ErrTimeout, "the server has not answered in time; the volume is %v", state)

@@ -58,6 +58,9 @@ type ExportUser struct {
 	Peer    netip.Addr
 	Access  string
 	Since   time.Time
+	// Kernel says that it is a kernel's, which learns another size of the volume only when it
+	// opens it again.
+	Kernel bool
 }
 
 // OpCounters are what happened to the requests of one operation.

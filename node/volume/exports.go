@@ -324,7 +324,7 @@ func (i *ExportInfo) use(o openVolume) {
 		i.State, i.Error, i.Info = "open", "", *o.Device.Info()
 		i.Size = i.Info.Size
 	}
-	i.Users = append(i.Users, ExportUser{Session: o.Session.Name, Peer: o.peer, Access: o.Access.String(), Since: o.began})
+	i.Users = append(i.Users, ExportUser{Session: o.Session.Name, Peer: o.peer, Access: o.Access.String(), Since: o.began, Kernel: o.Session.Kernel()})
 }
 
 // ExportCounts are counters and latencies of an export's store since it was

@@ -54,6 +54,14 @@ func TestKernelsKeepGeometry(t *testing.T) {
 	server.start()
 	client.start()
 	m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk"})
+	for _, h := range []*Host{server.h, client.h} {
+		if s := h.Sessions(); len(s) != 1 || !s[0].Kernel {
+			t.Errorf("the other end is no kernel: %+v", s)
+		}
+	}
+	if x := server.h.Exports(); len(x[0].Users) != 1 || !x[0].Users[0].Kernel {
+		t.Errorf("no kernel has it open: %+v", x[0].Users)
+	}
 	depth := func() (d int) {
 		eventually(t, "a session", func() bool {
 			s := server.h.Sessions()

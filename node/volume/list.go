@@ -204,7 +204,7 @@ func (c *client) info() SessionInfo {
 	c.h.mu.Unlock()
 	defer c.look()()
 	st := c.rt.Stats()
-	i := SessionInfo{ID: c.id, Name: c.rt.Name(), UUID: fmt.Sprintf("%x", c.rt.UUID()), Role: RoleClient, Peer: c.spec.Node, Up: c.up,
+	i := SessionInfo{ID: c.id, Name: c.rt.Name(), UUID: fmt.Sprintf("%x", c.rt.UUID()), Role: RoleClient, Peer: c.spec.Node, Up: c.up, Kernel: c.rt.Kernel(),
 		Policy: c.spec.Policy, OnLoss: c.spec.OnLoss, Volumes: volumes, Depth: st.Depth, InFlight: st.Inflight, Waiting: st.Queued + st.Stranded,
 		MaxIO: uint32(st.MaxIO), Since: c.since}
 	for _, p := range c.rt.Paths() {
@@ -239,7 +239,7 @@ func (s *server) sessionList() (list []SessionInfo, chunks [][]byte) {
 		if x == nil {
 			continue
 		}
-		i := SessionInfo{ID: x.id, Name: e.Name, UUID: fmt.Sprintf("%x", e.UUID()), Role: RoleServer, Peer: x.peer.String(), Up: true,
+		i := SessionInfo{ID: x.id, Name: e.Name, UUID: fmt.Sprintf("%x", e.UUID()), Role: RoleServer, Peer: x.peer.String(), Up: true, Kernel: e.Kernel(),
 			Volumes: open[e], Depth: s.geo.QueueDepth, MaxIO: uint32(s.geo.MaxIO), Since: x.since}
 		for _, p := range e.Paths() {
 			i.Paths++

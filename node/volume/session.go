@@ -16,6 +16,7 @@ type SessionInfo struct {
 	Role     string
 	Peer     string   // address and port of the node
 	Up       bool     // a path is connected
+	Kernel   bool     // the other end is a kernel; false as long as a client does not know
 	Policy   string   // of a client
 	OnLoss   string   // of a client
 	Volumes  []string // IDs of mappings, names of exports

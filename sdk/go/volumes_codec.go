@@ -170,7 +170,7 @@ func exportFromProto(m *rdsdv1.VolumeExport) *Export {
 
 func userFromProto(m *rdsdv1.VolumeUser) VolumeUser {
 	peer, _ := netip.AddrFromSlice(m.GetPeer())
-	return VolumeUser{Session: m.GetSession(), Peer: peer.Unmap(), Access: wordOf(accessWords, m.GetAccess()), OpenFor: time.Duration(m.GetOpenNs())}
+	return VolumeUser{Session: m.GetSession(), Peer: peer.Unmap(), Access: wordOf(accessWords, m.GetAccess()), OpenFor: time.Duration(m.GetOpenNs()), Kernel: m.GetKernel()}
 }
 
 func mappingFromProto(m *rdsdv1.VolumeMapping) *Mapping {
@@ -188,7 +188,7 @@ func mappingFromProto(m *rdsdv1.VolumeMapping) *Mapping {
 func sessionFromProto(m *rdsdv1.VolumeSession) VolumeSession {
 	return VolumeSession{
 		ID: m.GetId(), Name: m.GetName(), UUID: m.GetUuid(), Role: wordOf(roleWords, m.GetRole()), Peer: m.GetPeer(),
-		Up: m.GetUp(), StateFor: time.Duration(m.GetStateNs()), Policy: policyOf(m), OnLoss: wordOf(onLossWords, m.GetOnLoss()),
+		Up: m.GetUp(), Kernel: m.GetKernel(), StateFor: time.Duration(m.GetStateNs()), Policy: policyOf(m), OnLoss: wordOf(onLossWords, m.GetOnLoss()),
 		Volumes: words(m.GetVolume()), Paths: int(m.GetPaths()), PathsUp: int(m.GetPathsUp()), QueueDepth: m.GetQueueDepth(),
 		InFlight: m.GetInFlight(), Waiting: m.GetWaiting(), MaxIO: m.GetMaxIoBytes(), Memory: m.GetMemoryBytes(),
 	}

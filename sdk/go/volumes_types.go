@@ -181,6 +181,8 @@ type VolumeUser struct {
 	Peer    netip.Addr    `json:"peer"`
 	Access  VolumeAccess  `json:"access"`
 	OpenFor time.Duration `json:"open_ns"`
+	// Kernel says that it is a kernel's, which learns another size of the volume only when it opens it again.
+	Kernel bool `json:"kernel"`
 }
 
 // PathSpec is a path from an address of this node to one of another. Both are
@@ -261,8 +263,9 @@ type VolumeSession struct {
 	Name       string        `json:"name"`
 	UUID       string        `json:"uuid"`
 	Role       VolumeRole    `json:"role"`
-	Peer       string        `json:"peer"` // address and port of the other node
-	Up         bool          `json:"up"`   // a path is connected
+	Peer       string        `json:"peer"`   // address and port of the other node
+	Up         bool          `json:"up"`     // a path is connected
+	Kernel     bool          `json:"kernel"` // the other end is a kernel
 	StateFor   time.Duration `json:"state_ns"`
 	Policy     VolumePolicy  `json:"policy"`  // of a client
 	OnLoss     VolumeOnLoss  `json:"on_loss"` // of a client

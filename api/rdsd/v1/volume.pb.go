@@ -1356,6 +1356,7 @@ type VolumeUser struct {
 	xxx_hidden_Peer    []byte                 `protobuf:"bytes,2,opt,name=peer"`
 	xxx_hidden_Access  VolumeAccess           `protobuf:"varint,3,opt,name=access,enum=rdsd.v1.VolumeAccess"`
 	xxx_hidden_OpenNs  uint64                 `protobuf:"varint,4,opt,name=open_ns,json=openNs"`
+	xxx_hidden_Kernel  bool                   `protobuf:"varint,5,opt,name=kernel"`
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
 }
@@ -1413,6 +1414,13 @@ func (x *VolumeUser) GetOpenNs() uint64 {
 	return 0
 }
 
+func (x *VolumeUser) GetKernel() bool {
+	if x != nil {
+		return x.xxx_hidden_Kernel
+	}
+	return false
+}
+
 func (x *VolumeUser) SetSession(v string) {
 	x.xxx_hidden_Session = v
 }
@@ -1432,6 +1440,10 @@ func (x *VolumeUser) SetOpenNs(v uint64) {
 	x.xxx_hidden_OpenNs = v
 }
 
+func (x *VolumeUser) SetKernel(v bool) {
+	x.xxx_hidden_Kernel = v
+}
+
 type VolumeUser_builder struct {
 	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
 
@@ -1439,6 +1451,7 @@ type VolumeUser_builder struct {
 	Peer    []byte
 	Access  VolumeAccess
 	OpenNs  uint64
+	Kernel  bool
 }
 
 func (b0 VolumeUser_builder) Build() *VolumeUser {
@@ -1449,6 +1462,7 @@ func (b0 VolumeUser_builder) Build() *VolumeUser {
 	x.xxx_hidden_Peer = b.Peer
 	x.xxx_hidden_Access = b.Access
 	x.xxx_hidden_OpenNs = b.OpenNs
+	x.xxx_hidden_Kernel = b.Kernel
 	return m0
 }
 
@@ -3644,6 +3658,7 @@ type VolumeSession struct {
 	xxx_hidden_MaxIoBytes  uint32                 `protobuf:"varint,16,opt,name=max_io_bytes,json=maxIoBytes"`
 	xxx_hidden_MemoryBytes uint64                 `protobuf:"varint,17,opt,name=memory_bytes,json=memoryBytes"`
 	xxx_hidden_PolicyName  string                 `protobuf:"bytes,18,opt,name=policy_name,json=policyName"`
+	xxx_hidden_Kernel      bool                   `protobuf:"varint,19,opt,name=kernel"`
 	unknownFields          protoimpl.UnknownFields
 	sizeCache              protoimpl.SizeCache
 }
@@ -3799,6 +3814,13 @@ func (x *VolumeSession) GetPolicyName() string {
 	return ""
 }
 
+func (x *VolumeSession) GetKernel() bool {
+	if x != nil {
+		return x.xxx_hidden_Kernel
+	}
+	return false
+}
+
 func (x *VolumeSession) SetId(v string) {
 	x.xxx_hidden_Id = v
 }
@@ -3871,6 +3893,10 @@ func (x *VolumeSession) SetPolicyName(v string) {
 	x.xxx_hidden_PolicyName = v
 }
 
+func (x *VolumeSession) SetKernel(v bool) {
+	x.xxx_hidden_Kernel = v
+}
+
 type VolumeSession_builder struct {
 	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
 
@@ -3892,6 +3918,7 @@ type VolumeSession_builder struct {
 	MaxIoBytes  uint32
 	MemoryBytes uint64
 	PolicyName  string
+	Kernel      bool
 }
 
 func (b0 VolumeSession_builder) Build() *VolumeSession {
@@ -3916,6 +3943,7 @@ func (b0 VolumeSession_builder) Build() *VolumeSession {
 	x.xxx_hidden_MaxIoBytes = b.MaxIoBytes
 	x.xxx_hidden_MemoryBytes = b.MemoryBytes
 	x.xxx_hidden_PolicyName = b.PolicyName
+	x.xxx_hidden_Kernel = b.Kernel
 	return m0
 }
 
@@ -5377,13 +5405,14 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"writeCache\x12\x10\n" +
 	"\x03fua\x18\x0e \x01(\bR\x03fua\x12\x1d\n" +
 	"\n" +
-	"multi_conn\x18\x0f \x01(\bR\tmultiConn\"\x82\x01\n" +
+	"multi_conn\x18\x0f \x01(\bR\tmultiConn\"\x9a\x01\n" +
 	"\n" +
 	"VolumeUser\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12\x12\n" +
 	"\x04peer\x18\x02 \x01(\fR\x04peer\x12-\n" +
 	"\x06access\x18\x03 \x01(\x0e2\x15.rdsd.v1.VolumeAccessR\x06access\x12\x17\n" +
-	"\aopen_ns\x18\x04 \x01(\x04R\x06openNs\"A\n" +
+	"\aopen_ns\x18\x04 \x01(\x04R\x06openNs\x12\x16\n" +
+	"\x06kernel\x18\x05 \x01(\bR\x06kernel\"A\n" +
 	"\x15VolumeUnexportRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05force\x18\x02 \x01(\bR\x05force\"\x18\n" +
@@ -5494,7 +5523,7 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"size_bytes\x18\x01 \x01(\x04R\tsizeBytes\"\x1b\n" +
 	"\x19VolumeListSessionsRequest\"N\n" +
 	"\x1aVolumeListSessionsResponse\x120\n" +
-	"\asession\x18\x01 \x03(\v2\x16.rdsd.v1.VolumeSessionR\asession\"\x95\x04\n" +
+	"\asession\x18\x01 \x03(\v2\x16.rdsd.v1.VolumeSessionR\asession\"\xad\x04\n" +
 	"\rVolumeSession\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
@@ -5517,7 +5546,8 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"maxIoBytes\x12!\n" +
 	"\fmemory_bytes\x18\x11 \x01(\x04R\vmemoryBytes\x12\x1f\n" +
 	"\vpolicy_name\x18\x12 \x01(\tR\n" +
-	"policyName\"2\n" +
+	"policyName\x12\x16\n" +
+	"\x06kernel\x18\x13 \x01(\bR\x06kernel\"2\n" +
 	"\x16VolumeListPathsRequest\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\"B\n" +
 	"\x17VolumeListPathsResponse\x12'\n" +

@@ -94,7 +94,10 @@ func (f *fakeVolumes) exports() []*rdsdv1.VolumeExport {
 			Name: "disk", Kind: rdsdv1.VolumeKind_VOLUME_KIND_FILE, Path: "/srv/disk.img", Shared: true, AllowAddress: []string{"10.0.0.0/24", "fd00::7/128"},
 			AllowSession: []string{"app-*"}, Persist: true, Origin: rdsdv1.VolumeOrigin_VOLUME_ORIGIN_CALL, State: rdsdv1.VolumeExportState_VOLUME_EXPORT_STATE_OPEN,
 			StateNs: 90e9, Info: info(20 << 30), Operation: ops(),
-			User: []*rdsdv1.VolumeUser{rdsdv1.VolumeUser_builder{Session: "app-store", Peer: ip("10.0.0.1"), Access: rdsdv1.VolumeAccess_VOLUME_ACCESS_READ_WRITE, OpenNs: 80e9}.Build()},
+			User: []*rdsdv1.VolumeUser{
+				rdsdv1.VolumeUser_builder{Session: "app-store", Peer: ip("10.0.0.1"), Access: rdsdv1.VolumeAccess_VOLUME_ACCESS_READ_WRITE, OpenNs: 80e9}.Build(),
+				rdsdv1.VolumeUser_builder{Session: "linux", Peer: ip("10.0.0.9"), Access: rdsdv1.VolumeAccess_VOLUME_ACCESS_READ_ONLY, OpenNs: 9e9, Kernel: true}.Build(),
+			},
 		}.Build(),
 		rdsdv1.VolumeExport_builder{
 			Name: "golden", Kind: rdsdv1.VolumeKind_VOLUME_KIND_BLOCK_DEVICE, Path: "/dev/sdz", ReadOnly: true, Origin: rdsdv1.VolumeOrigin_VOLUME_ORIGIN_CONFIG,

@@ -172,7 +172,11 @@ nodes that have it mapped. Without SIZE, or for a block device, look what size i
 has now. Making it smaller destroys what was behind; that takes --shrink.
 
 For a mapping there is no SIZE: the size is the other node's, and is taken over.
-Kernel devices change at once; NBD clients of a socket see it when they connect.`,
+Kernel devices change at once; NBD clients of a socket see it when they connect.
+
+A kernel that has the export mapped is not told: its protocol has no word for it.
+The command names those sessions. The device there takes the size, in sectors of
+512 bytes, that is written to its attribute rnbd/resize.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			switch {
 			case len(args) == 0:
@@ -237,13 +241,31 @@ func (a *app) resize(ctx context.Context, v *rdsd.Volumes, what string, size uin
 	if err != nil {
 		return err
 	}
+	untold := []string{}
+	if x != nil && after != before {
+		for _, u := range x.Users {
+			if u.Kernel {
+				untold = append(untold, u.Session)
+			}
+		}
+	}
 	if a.json {
-		return writeJSON(a.out, map[string]uint64{"size_bytes": after, "before_bytes": before})
+		return writeJSON(a.out, resized{after, before, untold})
 	}
 	if after == before {
 		fmt.Fprintf(a.out, "%s has %s, as before\n", what, sizeText(after))
 	} else {
 		fmt.Fprintf(a.out, "%s has %s; before it had %s\n", what, sizeText(after), sizeText(before))
 	}
+	if len(untold) > 0 {
+		fmt.Fprintf(a.err, "not told: %s. Kernels learn a size only when they map a volume, or by\n  echo %d > /sys/block/rnbdN/rnbd/resize\n", strings.Join(untold, ", "), after/512)
+	}
 	return nil
+}
+
+// resized is what resize prints with --json.
+type resized struct {
+	Size   uint64   `json:"size_bytes"`
+	Before uint64   `json:"before_bytes"`
+	Untold []string `json:"untold_sessions"` // kernels that have it open and do not know
 }

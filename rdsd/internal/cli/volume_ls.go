@@ -231,6 +231,7 @@ func (a *app) showExport(x *rdsd.Export) {
 		writeTable(a.out, x.Users, []column[rdsd.VolumeUser]{
 			{"open by", func(u rdsd.VolumeUser) any { return u.Session }},
 			{"at", func(u rdsd.VolumeUser) any { return addrText(u.Peer) }},
+			{"kind", func(u rdsd.VolumeUser) any { return peerKind(u.Kernel) }},
 			{"access", func(u rdsd.VolumeUser) any { return u.Access }},
 			{"for", func(u rdsd.VolumeUser) any { return duration(u.OpenFor) }},
 		})

@@ -60,6 +60,7 @@ var sessionColumns = []column[rdsd.VolumeSession]{
 	{"session", func(s rdsd.VolumeSession) any { return s.Name }},
 	{"role", func(s rdsd.VolumeSession) any { return s.Role }},
 	{"node", func(s rdsd.VolumeSession) any { return s.Peer }},
+	{"kind", func(s rdsd.VolumeSession) any { return peerKind(s.Kernel) }},
 	{"state", func(s rdsd.VolumeSession) any { return upDown(s.Up) }},
 	{"for", func(s rdsd.VolumeSession) any { return duration(s.StateFor) }},
 	{"paths", func(s rdsd.VolumeSession) any { return fmt.Sprintf("%d/%d", s.PathsUp, s.Paths) }},
@@ -69,6 +70,14 @@ var sessionColumns = []column[rdsd.VolumeSession]{
 	{"waiting", func(s rdsd.VolumeSession) any { return s.Waiting }},
 	{"memory", func(s rdsd.VolumeSession) any { return bytesCount(s.Memory) }},
 	{"volumes", func(s rdsd.VolumeSession) any { return strings.Join(s.Volumes, " ") }},
+}
+
+// peerKind names the other end of a session.
+func peerKind(kernel bool) string {
+	if kernel {
+		return "kernel"
+	}
+	return "rdsd"
 }
 
 func upDown(up bool) string {

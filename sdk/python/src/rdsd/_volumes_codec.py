@@ -82,6 +82,7 @@ def user(m: pb.VolumeUser) -> t.VolumeUser:
         peer=unpack_host(m.peer) if m.peer else "",
         access=word(t.VolumeAccess, m.access),
         open_for=seconds(m.open_ns),
+        kernel=m.kernel,
     )
 
 
@@ -163,6 +164,7 @@ def session(m: pb.VolumeSession) -> t.VolumeSession:
         waiting=m.waiting,
         max_io=m.max_io_bytes,
         memory=m.memory_bytes,
+        kernel=m.kernel,
     )
 
 

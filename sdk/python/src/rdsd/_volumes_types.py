@@ -218,6 +218,8 @@ class VolumeUser:
     access: VolumeAccess
     open_for: float
     """Seconds."""
+    kernel: bool
+    """A kernel's, which learns another size of the volume only when it opens it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +337,8 @@ class VolumeSession:
     max_io: int
     memory: int
     """Bytes of chunks that are in memory, of a server."""
+    kernel: bool
+    """The other end is a kernel."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -568,6 +568,7 @@ class VolumeUser(_message.Message):
     PEER_FIELD_NUMBER: _builtins.int
     ACCESS_FIELD_NUMBER: _builtins.int
     OPEN_NS_FIELD_NUMBER: _builtins.int
+    KERNEL_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     """name"""
     peer: _builtins.bytes
@@ -575,6 +576,8 @@ class VolumeUser(_message.Message):
     access: Global___VolumeAccess.ValueType
     open_ns: _builtins.int
     """for so long"""
+    kernel: _builtins.bool
+    """a kernel's session, which learns another size of the volume only when it opens it again"""
     def __init__(
         self,
         *,
@@ -582,10 +585,11 @@ class VolumeUser(_message.Message):
         peer: _builtins.bytes = ...,
         access: Global___VolumeAccess.ValueType = ...,
         open_ns: _builtins.int = ...,
+        kernel: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "open_ns", b"open_ns", "peer", b"peer", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "kernel", b"kernel", "open_ns", b"open_ns", "peer", b"peer", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1224,6 +1228,7 @@ class VolumeSession(_message.Message):
     MAX_IO_BYTES_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     POLICY_NAME_FIELD_NUMBER: _builtins.int
+    KERNEL_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """"c1" of a client, "s1" of a server"""
     name: _builtins.str
@@ -1251,6 +1256,8 @@ class VolumeSession(_message.Message):
     """server: chunks that are in memory"""
     policy_name: _builtins.str
     """client"""
+    kernel: _builtins.bool
+    """the other end is a kernel"""
     @_builtins.property
     def volume(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """ids of mappings, names of exports"""
@@ -1276,10 +1283,11 @@ class VolumeSession(_message.Message):
         max_io_bytes: _builtins.int = ...,
         memory_bytes: _builtins.int = ...,
         policy_name: _builtins.str = ...,
+        kernel: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "in_flight", b"in_flight", "max_io_bytes", b"max_io_bytes", "memory_bytes", b"memory_bytes", "name", b"name", "on_loss", b"on_loss", "paths", b"paths", "paths_up", b"paths_up", "peer", b"peer", "policy", b"policy", "policy_name", b"policy_name", "queue_depth", b"queue_depth", "role", b"role", "state_ns", b"state_ns", "up", b"up", "uuid", b"uuid", "volume", b"volume", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "in_flight", b"in_flight", "kernel", b"kernel", "max_io_bytes", b"max_io_bytes", "memory_bytes", b"memory_bytes", "name", b"name", "on_loss", b"on_loss", "paths", b"paths", "paths_up", b"paths_up", "peer", b"peer", "policy", b"policy", "policy_name", b"policy_name", "queue_depth", b"queue_depth", "role", b"role", "state_ns", b"state_ns", "up", b"up", "uuid", b"uuid", "volume", b"volume", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
