@@ -318,6 +318,46 @@ func (c *Client) SetPolicy(p Policy) error {
 	return nil
 }
 
+// SetUnfenced changes what becomes of requests that were in flight on a lost path of a kernel's
+// server, those that wait already included. after counts for RetryAfter, 0: what it is.
+func (c *Client) SetUnfenced(now time.Duration, u Unfenced, after time.Duration) error {
+	if err := checkUnfenced(u, after); err != nil {
+		return err
+	}
+	c.enter(now)
+	c.cfg.Unfenced = u
+	if after != 0 {
+		c.cfg.UnfencedAfter = after
+	}
+	if c.lapse() {
+		c.fence()
+	}
+	c.leave()
+	return nil
+}
+
+// SetMaxReconnects changes how often in a row a path that is lost is tried again, as
+// ClientConfig has it. It counts from the next attempt that fails.
+func (c *Client) SetMaxReconnects(n int) error {
+	if n < -1 || n > maxReconnects {
+		return rdserr.With(rdserr.ErrInvalid, "%d attempts to reconnect, 0 (without end), -1 (none) or 1 to %d are possible", n, maxReconnects)
+	}
+	c.cfg.MaxReconnects = n
+	return nil
+}
+
+// exhausted reports whether a path of which so many attempts in a row have failed is not tried
+// again.
+func (c *Client) exhausted(failures int) bool {
+	switch n := c.cfg.MaxReconnects; {
+	case n < 0:
+		return true
+	case n > 0:
+		return failures >= n
+	}
+	return false
+}
+
 // Policy is how requests choose a path.
 func (c *Client) Policy() Policy { return c.cfg.Policy }
 

@@ -27,7 +27,7 @@ func TestClientConfig(t *testing.T) {
 		"limit of 1 missed":              {Name: "a", MissedLimit: 1},
 		"shorter than that of the heart": {Name: "a", ConnTimeout: ms},
 		"pauses before reconnecting":     {Name: "a", ReconnectMin: time.Minute, ReconnectMax: time.Second},
-		"-1 reconnects":                  {Name: "a", MaxReconnects: -1},
+		"-2 attempts":                    {Name: "a", MaxReconnects: -2},
 		"policy 9 is none of":            {Name: "a", Policy: 9},
 		"neither wait nor error":         {Name: "a", OnLoss: 9},
 		"none can be negative":           {Name: "a", IOTimeout: -1},

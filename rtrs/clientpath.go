@@ -350,7 +350,7 @@ func (p *ClientPath) Gone(now time.Duration) {
 	switch {
 	case p.want != Reconnecting:
 		p.retire(p.want)
-	case c.cfg.MaxReconnects > 0 && p.failures >= c.cfg.MaxReconnects:
+	case c.exhausted(p.failures):
 		p.retire(Closed)
 	default:
 		p.setState(Reconnecting)

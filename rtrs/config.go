@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/transport"
 	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
@@ -22,7 +23,9 @@ type ClientConfig struct {
 	Kernel         KernelTimes   // in their place on a path to a kernel
 	ReconnectMin   time.Duration // longest first pause before reconnecting; 100 ms
 	ReconnectMax   time.Duration // longest pause; 5 s. Each is chosen evenly from 0 to a bound that doubles
-	MaxReconnects  int           // failed attempts in a row after which a path is left closed; 0: without end
+	// MaxReconnects is how many attempts in a row may fail before a path is left closed, -1: none is
+	// made; 0: without end.
+	MaxReconnects int
 
 	Policy Policy // MinInflight
 
@@ -63,9 +66,23 @@ const (
 	// one by itself, which it does 30 to 35 s after the last sign of life: nothing on the way
 	// can arrive any more. What its store still holds is bounded by the store's limits alone.
 	RetryAfter Unfenced = iota
+	// RetryNow sends them on another path at once, as a kernel's client does. What the lost path
+	// still carries may be carried out later, over newer writes.
+	RetryNow
 	// RetryNever has them wait until the same path is connected again.
 	RetryNever
 )
+
+// checkUnfenced reports what is not possible.
+func checkUnfenced(u Unfenced, after time.Duration) error {
+	if u > RetryNever || after < 0 {
+		return rdserr.With(rdserr.ErrInvalid, "without a fence %d after %v, a known policy and a time that is not negative are possible", u, after)
+	}
+	return nil
+}
+
+// maxReconnects is the kernel's limit of max_reconnect_attempts.
+const maxReconnects = 9999
 
 // withDefaults fills in fields that are zero, and returns an error for a wrong one.
 func (c ClientConfig) withDefaults() (ClientConfig, error) {
@@ -97,16 +114,17 @@ func (c ClientConfig) withDefaults() (ClientConfig, error) {
 		return c, fmt.Errorf("a connection's timeout of %v is shorter than that of the heartbeats, %v", c.ConnTimeout, silence)
 	case c.ReconnectMin < 0 || c.ReconnectMax < c.ReconnectMin:
 		return c, fmt.Errorf("pauses before reconnecting from %v to %v, the first has to be positive and the second not smaller", c.ReconnectMin, c.ReconnectMax)
-	case c.MaxReconnects < 0:
-		return c, fmt.Errorf("%d reconnects, 0 (without end) or more are possible", c.MaxReconnects)
+	case c.MaxReconnects < -1 || c.MaxReconnects > maxReconnects:
+		return c, fmt.Errorf("%d attempts to reconnect, 0 (without end), -1 (none) or 1 to %d are possible", c.MaxReconnects, maxReconnects)
 	case c.Policy.check() != nil:
 		return c, c.Policy.check()
 	case c.OnLoss > Error:
 		return c, fmt.Errorf("on loss %d is neither wait nor error", c.OnLoss)
 	case c.ConnectTimeout < 0 || c.IOTimeout < 0 || c.LossTimeout < 0:
 		return c, fmt.Errorf("timeouts of %v, %v, %v: none can be negative", c.ConnectTimeout, c.IOTimeout, c.LossTimeout)
-	case c.Unfenced > RetryNever || c.UnfencedAfter < 0:
-		return c, fmt.Errorf("without a fence %d after %v, a known policy and a time that is not negative are possible", c.Unfenced, c.UnfencedAfter)
+	}
+	if err := checkUnfenced(c.Unfenced, c.UnfencedAfter); err != nil {
+		return c, err
 	}
 	return c, checkHeartbeat(c.HeartbeatEvery, c.MissedLimit)
 }

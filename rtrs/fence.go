@@ -18,7 +18,8 @@ import (
 //
 // A kernel's server cannot be told. It connects the path again only when the older attempt
 // has ended, and it ends an attempt by itself when it has heard nothing for 35 s at most:
-// when UnfencedAfter has passed, the epoch counts as ended (RetryAfter).
+// when UnfencedAfter has passed, the epoch counts as ended (RetryAfter); or at once (RetryNow), which
+// is what kernels do to each other.
 //
 // A request that fails by its limit meanwhile has its outcome, but if it is a write it may
 // still happen; so nothing at all is sent until that epoch is fenced. Its permit stays
@@ -141,8 +142,12 @@ func (c *Client) lapse() (ended bool) {
 	if c.cfg.Unfenced == RetryNever {
 		return false
 	}
+	after := c.cfg.UnfencedAfter
+	if c.cfg.Unfenced == RetryNow {
+		after = 0
+	}
 	for _, e := range c.epochs {
-		switch t := e.since + c.cfg.UnfencedAfter; {
+		switch t := e.since + after; {
 		case e.able || e.fenced:
 		case t > c.now:
 			c.arm(t)
@@ -179,10 +184,10 @@ func (e *epoch) end() {
 }
 
 // failUnfenceable fails the requests of p, which is removed, if the server cannot be asked
-// for a fence of it: it is a kernel, which fences only by connecting a path again. With
-// RetryAfter they are sent again in time.
+// for a fence of it: it is a kernel, which fences only by connecting a path again. Unless that is
+// awaited (RetryNever) they are sent again in time.
 func (c *Client) failUnfenceable(p *ClientPath) {
-	if c.cfg.Unfenced == RetryAfter {
+	if c.cfg.Unfenced != RetryNever {
 		return
 	}
 	for _, e := range c.epochs {
