@@ -69,11 +69,13 @@ type Node struct {
 	state atomic.Int32
 	ready chan struct{} // closed when serving, or when Run has failed
 
-	core     core
-	hosts    *datagram.Host                             // core, for administration
-	volumes  atomic.Pointer[volume.Host]                // set by run
-	layer    func(name string, d blk.Device) blk.Device // LayerStores; may be nil
-	users    *access.Clients                            // their connections
+	core    core
+	hosts   *datagram.Host                             // core, for administration
+	volumes atomic.Pointer[volume.Host]                // set by run
+	layer   func(name string, d blk.Device) blk.Device // LayerStores; may be nil
+	// tune changes what the volumes are given, for tests; may be nil.
+	tune     func(*volume.Deps)
+	users    *access.Clients // their connections
 	limiter  *access.Limiter
 	clients  *client.Front
 	services *service.Front

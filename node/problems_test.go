@@ -21,6 +21,7 @@ import (
 	"github.com/rdsd/rdsd/node/client"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/node/health"
+	"github.com/rdsd/rdsd/node/volume"
 )
 
 // ill is a running node that has, or will have, problems.
@@ -365,6 +366,61 @@ func TestEveryProblem(t *testing.T) {
 			has(t, x, health.PortCongested, warning, `"sleeper", pid`)
 			has(t, y, health.RemoteCongested, warning, port.String()+" is congested")
 			has(t, y, health.RemoteCongested, warning, "1 socket here waiting")
+		},
+		"a kernel's server, of which a path is lost": func(t *testing.T) {
+			port := freePort(t)
+			y := startIll(t, func(c *config.Config) {
+				c.RDS.Addresses = append(c.RDS.Addresses, loopbackAddr())
+				c.Volumes.Port, c.Volumes.Name = port, "y"
+			})
+			cfg := testConfig(t)
+			cfg.RDS.Addresses, cfg.Volumes.Port, cfg.Volumes.Unfenced = []netip.Addr{loopbackAddr()}, port, volume.UnfencedNow
+			n, err := New(cfg, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n.tune = func(d *volume.Deps) { d.Provider = kernelpeer.Volumes(d.Provider) }
+			x := &ill{n, cfg, startNode(t, n), rdsdv1.NewAdminClient(dial(t, cfg))}
+			if _, err := y.n.volumes.Load().Export(t.Context(), volume.ExportSpec{Name: "mem", Kind: volume.KindMemory, Size: 1 << 20}); err != nil {
+				t.Fatal(err)
+			}
+			h := x.n.volumes.Load()
+			m, err := h.Map(t.Context(), volume.MapSpec{Node: y.addr().String(), Name: "mem", Policy: "rr",
+				Paths: []volume.PathSpec{{Dst: y.cfg.RDS.Addresses[0].String()}, {Dst: y.cfg.RDS.Addresses[1].String()}}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			dev, err := nbd.DialURI(t.Context(), m.URI)
+			if err != nil {
+				t.Fatal(err)
+			}
+			reads := make(chan error, 1)
+			stop := make(chan struct{})
+			go func() { // ends with stop
+				for {
+					select {
+					case <-stop:
+						reads <- nil
+						return
+					default:
+					}
+					if _, err := dev.ReadAt(make([]byte, 512), 0); err != nil {
+						reads <- err
+						return
+					}
+				}
+			}()
+			to := volume.PathSpec{Dst: y.cfg.RDS.Addresses[1].String()}
+			await.Until(t, 30*time.Second, "a path ends with a request in flight", func() bool {
+				h.ReconnectPath(t.Context(), m.Session, to) // a connected one is given up first
+				return h.Sessions()[0].UnfencedFailovers > 0
+			})
+			close(stop)
+			if err := <-reads; err != nil {
+				t.Errorf("a read failed: %v", err)
+			}
+			dev.Close()
+			has(t, x, health.UnfencedFailovers, note, "at once")
 		},
 		"volumes": func(t *testing.T) {
 			port := freePort(t)

@@ -24,7 +24,11 @@ func (n *Node) startVolumes() error {
 	if err := makeSocketDir(cfg.SocketDir, cfg.SocketMode); err != nil {
 		return n.deps.Config.Failed("volumes.socket_dir", fmt.Errorf("volumes.socket_dir: %w", err))
 	}
-	h, err := volume.New(cfg, volume.Deps{Provider: n.peers.OneSided(), Reactors: n.hosts.Reactors(), Log: n.deps.Log, Guard: n.deps.Guard, Layer: n.layer, Memory: n.deps.Memory})
+	deps := volume.Deps{Provider: n.peers.OneSided(), Reactors: n.hosts.Reactors(), Log: n.deps.Log, Guard: n.deps.Guard, Layer: n.layer, Memory: n.deps.Memory}
+	if n.tune != nil {
+		n.tune(&deps)
+	}
+	h, err := volume.New(cfg, deps)
 	if err != nil {
 		for _, key := range []string{"volumes.state_dir", "volumes.port"} {
 			if strings.HasPrefix(err.Error(), key) {

@@ -112,16 +112,16 @@ var arrows = []struct {
 
 	// Test worlds: nothing a program imports.
 	{"internal/simtest", []string{"node/base", "node/config", "node/datagram", "node/volume", "node/peers", "shm", "rds", "conn", "cong", "rnbd", "rtrs", "blk", "transport", "transport/sim", "wire", "wire/rtrs", "wire/rnbd", "rdserr", "internal/buf", "internal/quota", "internal/reactor", "internal/stats"}},
-	{"internal/await", nil},                   // for tests alone
-	{"internal/doctable", nil},                // for tests alone
-	{"internal/kernelpeer", []string{"wire"}}, // for tests alone
-	{"internal/walk", nil},                    // tests alone
-	{"internal/bench", nil},                   // tests alone
-	{"internal/killtest", nil},                // tests alone
-	{"internal/pagetest", nil},                // tests alone
-	{"internal/memtest", nil},                 // tests alone
-	{"internal/monitoring", nil},              // what Prometheus and Grafana are given, and its tests
-	{"internal/processtest", nil},             // tests alone
+	{"internal/await", nil},                                // for tests alone
+	{"internal/doctable", nil},                             // for tests alone
+	{"internal/kernelpeer", []string{"transport", "wire"}}, // for tests alone
+	{"internal/walk", nil},                                 // tests alone
+	{"internal/bench", nil},                                // tests alone
+	{"internal/killtest", nil},                             // tests alone
+	{"internal/pagetest", nil},                             // tests alone
+	{"internal/memtest", nil},                              // tests alone
+	{"internal/monitoring", nil},                           // what Prometheus and Grafana are given, and its tests
+	{"internal/processtest", nil},                          // tests alone
 	// A hostile client and a hostile peer know the layouts and the frames, as
 	// whoever reads the documents does, and nothing of a daemon's inside.
 	{"internal/adversary", []string{"api/rdsd/v1", "shm", "transport", "wire", "wire/rtrs", "wire/rnbd"}},

@@ -32,6 +32,9 @@ type Volumes struct {
 	IOTimeout        Duration       `toml:"io_timeout" usage:"a request that takes longer is told of, and gives a path up that may not live" want:"a duration such as \"30s\", 100ms to 24h"`
 	OnLoss           string         `toml:"on_loss" usage:"what requests do without a path: wait (until there is one) or error (after loss_timeout)" want:"\"wait\" or \"error\""`
 	LossTimeout      Duration       `toml:"loss_timeout" usage:"with on_loss error, how long requests wait for a path" want:"a duration such as \"30s\", 1ms to 24h"`
+	Unfenced         string         `toml:"unfenced" usage:"what becomes of requests in flight on a lost path to a kernel's server, which cannot be asked to end them: after (to another path after unfenced_after), now (to another path at once: an old write may go over a newer one) or wait (for the same path)" want:"\"after\", \"now\" or \"wait\""`
+	UnfencedAfter    Duration       `toml:"unfenced_after" usage:"with unfenced after, how long; a kernel ends a silent path after 35s at the latest" want:"a duration such as \"40s\", 1s to 24h"`
+	MaxReconnects    int            `toml:"max_reconnect_attempts" usage:"attempts in a row to connect a lost path, after which it is left disconnected; -1: without end" want:"-1, or 1 to 9999"`
 	NBDTimeout       Duration       `toml:"nbd_timeout" usage:"after this the kernel sends a request of its device again, also one that a daemon had when it died" want:"a duration such as \"30s\", 1s to 24h"`
 	DeadTimeout      Duration       `toml:"nbd_dead_timeout" usage:"how long a kernel device waits for a daemon that is gone" want:"a duration such as \"1m\", 1s to 24h"`
 	MaxExports       int            `toml:"max_exports" usage:"exports at once, those found below roots included" want:"1 to 1048576"`
@@ -86,7 +89,8 @@ func (c *Config) VolumeConfig() volume.Config {
 		QueueDepth: v.QueueDepth, MaxIO: int(v.MaxIO), AlwaysInvalidate: &v.AlwaysInvalidate, Allow: prefixes(v.Allow),
 		Connections: v.Connections, Heartbeat: v.Heartbeat.Duration, MissedLimit: v.HeartbeatMissed,
 		ReconnectMin: v.ReconnectMin.Duration, ReconnectMax: v.ReconnectMax.Duration, Policy: v.Policy,
-		IOTimeout: v.IOTimeout.Duration, OnLoss: v.OnLoss, LossTimeout: v.LossTimeout.Duration, NBDTimeout: v.NBDTimeout.Duration, DeadTimeout: v.DeadTimeout.Duration,
+		IOTimeout: v.IOTimeout.Duration, OnLoss: v.OnLoss, LossTimeout: v.LossTimeout.Duration, Unfenced: v.Unfenced, UnfencedAfter: v.UnfencedAfter.Duration, MaxReconnects: v.MaxReconnects,
+		NBDTimeout: v.NBDTimeout.Duration, DeadTimeout: v.DeadTimeout.Duration,
 		MaxExports: v.MaxExports, MaxMappings: v.MaxMappings, MaxSessions: v.MaxSessions, MaxConnections: v.MaxConnections,
 	}
 	switch out.StateDir {
@@ -134,7 +138,7 @@ func (v *validator) volumes() {
 	for key, zero := range map[string]bool{"port": c.Port == 0, "queue_depth": c.QueueDepth == 0, "max_io_bytes": c.MaxIO == 0,
 		"connections": c.Connections == 0, "heartbeat_interval": c.Heartbeat == 0, "heartbeat_missed": c.MissedLimit == 0,
 		"reconnect_min": c.ReconnectMin == 0, "reconnect_max": c.ReconnectMax == 0, "io_timeout": c.IOTimeout == 0,
-		"loss_timeout": c.LossTimeout == 0, "nbd_timeout": c.NBDTimeout == 0, "nbd_dead_timeout": c.DeadTimeout == 0, "socket_mode": c.SocketMode == 0,
+		"loss_timeout": c.LossTimeout == 0, "unfenced_after": c.UnfencedAfter == 0, "max_reconnect_attempts": c.MaxReconnects == 0, "nbd_timeout": c.NBDTimeout == 0, "nbd_dead_timeout": c.DeadTimeout == 0, "socket_mode": c.SocketMode == 0,
 		"max_exports": c.MaxExports == 0, "max_mappings": c.MaxMappings == 0, "max_sessions": c.MaxSessions == 0, "max_connections": c.MaxConnections == 0} {
 		v.check("volumes."+key, !zero, "0 is out of range")
 	}

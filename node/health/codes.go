@@ -40,6 +40,7 @@ const (
 	VolumePathDown
 	ExportFailed
 	VolumeErrors
+	UnfencedFailovers
 	OnePath
 	NoPeers
 	LoopbackOnly
@@ -60,32 +61,33 @@ type Description struct {
 }
 
 var descriptions = [numCodes]Description{
-	Panicked:         {"panicked", "error", "a bug: a panic was contained, and who it was for was ended", "`rdsd bugreport`, and report it"},
-	NotServing:       {"not-serving", "warning", "the daemon starts, drains or has stopped", "wait; `systemctl start rdsd` afterwards"},
-	StateLost:        {"state-lost", "error", "what is persistent of volumes could not be read or cannot be written", "see to `volumes.state_dir`"},
-	PeerDown:         {"peer-down", "warning; error while datagrams wait for it", "no lane to a peer could be made for a second or longer", "what the last error says: start rdsd there, open the port, allow this node there"},
-	PeerNotAllowed:   {"peer-not-allowed", "error", "a peer that is known is not allowed by the configuration", "a `[[peers]]` rule"},
-	PeerRefused:      {"peer-refused", "warning", "a connection of a node was refused in the last ten minutes", "a `[[peers]]` rule, if the node is to be a peer"},
-	KernelNotAllowed: {"kernel-not-allowed", "error", "a peer is a kernel, and its rule does not allow kernels", "`kernel = true` in its `[[peers]]` rule"},
-	PeerPartlyUp:     {"peer-partly-up", "warning", "some lanes to a peer are up and others could not be made for a second or longer", "as for `peer-down`"},
-	LinkPaused:       {"link-paused", "warning", "a full receiver stops the link of a kernel, and with it all its other ports", "have the congested port read"},
-	PortCongested:    {"port-congested", "warning; error from a minute on", "a port of this node has been congested for a second or longer: its program does not read fast enough", "have the program read, or close its socket"},
-	RemoteCongested:  {"remote-port-congested", "warning", "a port of another node has been congested for a second or longer, and senders here wait for it", "have the program there read"},
-	LimitReached:     {"limit-reached", "error", "a limit is used up: what comes is refused", "raise it, or find who uses it"},
-	LimitNear:        {"limit-near", "warning", "nine tenths of a limit are used", "raise it, or find who uses it"},
-	DescriptorsShort: {"descriptors-short", "note", "the limits allow more than there are file descriptors for", "`LimitNOFILE=` in the unit file"},
-	MappingDown:      {"mapping-down", "error", "a mapped volume has no path, or the other node does not have it: requests wait or fail", "`rdsd volume paths`, `rdsd volume remap`"},
-	VolumePathDown:   {"volume-path-down", "warning", "a path of a session is not connected", "see to the network between its ends"},
-	ExportFailed:     {"export-failed", "error", "the store of an export could not be opened", "see to the file or device"},
-	VolumeErrors:     {"volume-errors", "warning", "requests to a volume have failed since it was opened", "`rdsd volume events`, and the kernel's log"},
-	OnePath:          {"one-path", "note", "a mapping has one path only: if it fails, requests wait", "`rdsd volume paths add`"},
-	NoPeers:          {"no-peers-allowed", "warning", "there are addresses beyond loopback, and no peer beyond loopback is allowed", "a `[[peers]]` rule"},
-	LoopbackOnly:     {"loopback-only", "note", "the daemon serves loopback addresses alone: other nodes cannot reach it", "`rds.addresses`"},
-	UnknownSetting:   {"unknown-setting", "note", "something set for the daemon names no key of the configuration", "correct the name"},
-	RemoteInsecure:   {"remote-insecure", "note", "remote clients are neither encrypted nor identified", "`api.remote_listen = \"\"`"},
-	NoLedger:         {"no-ledger", "note", "there is no ledger: what clients with rings sent before the daemon is killed has no known outcome after it, and no port is held", "`api.ledger`"},
-	NoVolumeState:    {"no-volume-state", "note", "volumes are exported or mapped, and nothing of them persists", "`volumes.state_dir`"},
-	LogErrors:        {"log-errors", "note", "warnings or errors were logged in the last ten minutes", "`rdsd errors`"},
+	Panicked:          {"panicked", "error", "a bug: a panic was contained, and who it was for was ended", "`rdsd bugreport`, and report it"},
+	NotServing:        {"not-serving", "warning", "the daemon starts, drains or has stopped", "wait; `systemctl start rdsd` afterwards"},
+	StateLost:         {"state-lost", "error", "what is persistent of volumes could not be read or cannot be written", "see to `volumes.state_dir`"},
+	PeerDown:          {"peer-down", "warning; error while datagrams wait for it", "no lane to a peer could be made for a second or longer", "what the last error says: start rdsd there, open the port, allow this node there"},
+	PeerNotAllowed:    {"peer-not-allowed", "error", "a peer that is known is not allowed by the configuration", "a `[[peers]]` rule"},
+	PeerRefused:       {"peer-refused", "warning", "a connection of a node was refused in the last ten minutes", "a `[[peers]]` rule, if the node is to be a peer"},
+	KernelNotAllowed:  {"kernel-not-allowed", "error", "a peer is a kernel, and its rule does not allow kernels", "`kernel = true` in its `[[peers]]` rule"},
+	PeerPartlyUp:      {"peer-partly-up", "warning", "some lanes to a peer are up and others could not be made for a second or longer", "as for `peer-down`"},
+	LinkPaused:        {"link-paused", "warning", "a full receiver stops the link of a kernel, and with it all its other ports", "have the congested port read"},
+	PortCongested:     {"port-congested", "warning; error from a minute on", "a port of this node has been congested for a second or longer: its program does not read fast enough", "have the program read, or close its socket"},
+	RemoteCongested:   {"remote-port-congested", "warning", "a port of another node has been congested for a second or longer, and senders here wait for it", "have the program there read"},
+	LimitReached:      {"limit-reached", "error", "a limit is used up: what comes is refused", "raise it, or find who uses it"},
+	LimitNear:         {"limit-near", "warning", "nine tenths of a limit are used", "raise it, or find who uses it"},
+	DescriptorsShort:  {"descriptors-short", "note", "the limits allow more than there are file descriptors for", "`LimitNOFILE=` in the unit file"},
+	MappingDown:       {"mapping-down", "error", "a mapped volume has no path, or the other node does not have it: requests wait or fail", "`rdsd volume paths`, `rdsd volume remap`"},
+	VolumePathDown:    {"volume-path-down", "warning", "a path of a session is not connected", "see to the network between its ends"},
+	ExportFailed:      {"export-failed", "error", "the store of an export could not be opened", "see to the file or device"},
+	VolumeErrors:      {"volume-errors", "warning", "requests to a volume have failed since it was opened", "`rdsd volume events`, and the kernel's log"},
+	UnfencedFailovers: {"unfenced-failovers", "note", "requests in flight on a lost path to a kernel's server went to another path without a fence", "compare what matters, if the server's store stood still then; `rdsd volume sessions set`"},
+	OnePath:           {"one-path", "note", "a mapping has one path only: if it fails, requests wait", "`rdsd volume paths add`"},
+	NoPeers:           {"no-peers-allowed", "warning", "there are addresses beyond loopback, and no peer beyond loopback is allowed", "a `[[peers]]` rule"},
+	LoopbackOnly:      {"loopback-only", "note", "the daemon serves loopback addresses alone: other nodes cannot reach it", "`rds.addresses`"},
+	UnknownSetting:    {"unknown-setting", "note", "something set for the daemon names no key of the configuration", "correct the name"},
+	RemoteInsecure:    {"remote-insecure", "note", "remote clients are neither encrypted nor identified", "`api.remote_listen = \"\"`"},
+	NoLedger:          {"no-ledger", "note", "there is no ledger: what clients with rings sent before the daemon is killed has no known outcome after it, and no port is held", "`api.ledger`"},
+	NoVolumeState:     {"no-volume-state", "note", "volumes are exported or mapped, and nothing of them persists", "`volumes.state_dir`"},
+	LogErrors:         {"log-errors", "note", "warnings or errors were logged in the last ten minutes", "`rdsd errors`"},
 }
 
 // Describe returns what a code is.

@@ -114,6 +114,8 @@ var examCases = []examCase{
 	{"a path", func(x *Exam) {
 		x.VolumePath(&VolumePath{Session: "s", Src: "a", Dst: "b", State: "reconnecting", For: Grace, LastError: "refused"})
 	}, []string{"warning volume-path-down session s"}, "from a to b is reconnecting for 1s: refused", "16388"},
+	{"a failover without a fence", func(x *Exam) { x.Session(&Session{Name: "s", Unfenced: 2, At: "after 40s"}) },
+		[]string{"note unfenced-failovers session s"}, "2 times it went to another path, after 40s", "sessions set s --unfenced wait"},
 	{"a path that was disconnected", func(x *Exam) {
 		x.VolumePath(&VolumePath{Session: "s", Src: "a", Dst: "b", State: "disconnected", For: Grace})
 	},

@@ -96,6 +96,8 @@ var said = []struct {
 	{"a request has failed", func(x *Exam) {
 		x.Mapping(&Mapping{ID: "v1", Node: "n", Name: "d", Open: true, Paths: 2, Up: 2, Failed: 1, Done: 1})
 	}},
+	{"a session without failovers", func(x *Exam) { x.Session(&Session{Name: "s"}) }},
+	{"a session with one that had no fence", func(x *Exam) { x.Session(&Session{Name: "s", Unfenced: 1, At: "after 40s"}) }},
 	{"a path for a moment less", func(x *Exam) {
 		x.VolumePath(&VolumePath{Session: "s", Src: "a", Dst: "b", State: "reconnecting", For: Grace - 1})
 	}},

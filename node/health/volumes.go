@@ -69,6 +69,23 @@ func (x *Exam) VolumePath(p *VolumePath) {
 	x.add(Problem{Code: VolumePathDown, Severity: Warning, Subject: "session " + p.Session, Since: p.For, Text: text, Remedy: mend})
 }
 
+// Session is a session to another node's volumes.
+type Session struct {
+	Name     string
+	Unfenced uint64 // failovers without a fence
+	At       string // when that happens: "after 40s", "at once"
+}
+
+// Session tells of one.
+func (x *Exam) Session(s *Session) {
+	if s.Unfenced == 0 {
+		return
+	}
+	x.add(Problem{Code: UnfencedFailovers, Severity: Note, Subject: "session " + s.Name,
+		Text:   fmt.Sprintf("the server is a kernel, which cannot be asked to end what a lost path had in flight: %d times it went to another path, %s", s.Unfenced, s.At),
+		Remedy: fmt.Sprintf("nothing, unless the server's store may have held writes for longer: then compare the volume with what was written; rdsd volume sessions set %s --unfenced wait takes no risk", s.Name)})
+}
+
 // Export is a volume of this node.
 type Export struct {
 	Name, Path   string

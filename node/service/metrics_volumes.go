@@ -69,6 +69,7 @@ type volumeCollector struct {
 	mappingOpen, mappingSize, mappingUsers                    *prometheus.Desc
 	exportOps, mappingOps                                     opDescs
 	sessionUp, sessionInFlight, sessionWaiting, sessionMemory *prometheus.Desc
+	sessionUnfenced                                           *prometheus.Desc
 	pathUp, pathLatency, pathInFlight                         *prometheus.Desc
 	pathCounters                                              []*prometheus.Desc // in the order of pathCounters
 }
@@ -125,6 +126,8 @@ func newVolumeCollector(read func(*volumeSnapshot)) *volumeCollector {
 		sessionWaiting:  d("volume_session_requests_waiting", "Requests of the session that wait for a permit or a path.", session...),
 		sessionMemory:   d("volume_session_memory_bytes", "Chunks of the session that are in memory (server).", session...),
 
+		sessionUnfenced: d("volume_session_unfenced_failovers_total", "lost paths to a kernel's server whose requests went to another path without a fence (client)", session...),
+
 		pathUp:       d("volume_path_up", "Connected paths between these addresses.", path...),
 		pathLatency:  d("volume_path_latency_seconds", "Round trip of the last heartbeat; 0 before the first.", path...),
 		pathInFlight: d("volume_path_requests_in_flight", "Requests on the path that have not been answered.", path...),
@@ -138,7 +141,7 @@ func newVolumeCollector(read func(*volumeSnapshot)) *volumeCollector {
 // Describe implements prometheus.Collector.
 func (c *volumeCollector) Describe(ch chan<- *prometheus.Desc) {
 	list := []*prometheus.Desc{c.exports, c.mappings, c.sessions, c.omitted, c.exportOpen, c.exportSize, c.exportUsers,
-		c.mappingOpen, c.mappingSize, c.mappingUsers, c.sessionUp, c.sessionInFlight, c.sessionWaiting, c.sessionMemory,
+		c.mappingOpen, c.mappingSize, c.mappingUsers, c.sessionUp, c.sessionInFlight, c.sessionWaiting, c.sessionMemory, c.sessionUnfenced,
 		c.pathUp, c.pathLatency, c.pathInFlight}
 	for _, o := range []*opDescs{&c.exportOps, &c.mappingOps} {
 		list = append(list, o.latency, o.errors, o.bytes, o.inFlight)
@@ -185,7 +188,7 @@ func (c *volumeCollector) Collect(ch chan<- prometheus.Metric) {
 }
 
 func (c *volumeCollector) collectSessions(p *page, list []volume.SessionInfo) {
-	var up, inFlight, waiting, memory sums
+	var up, inFlight, waiting, memory, unfenced sums
 	for i := range list {
 		s := &list[i]
 		labels := []string{s.Name, s.Role, addressOf(s.Peer)}
@@ -193,11 +196,15 @@ func (c *volumeCollector) collectSessions(p *page, list []volume.SessionInfo) {
 		inFlight.add(float64(s.InFlight), labels)
 		waiting.add(float64(s.Waiting), labels)
 		memory.add(float64(s.Memory), labels)
+		if s.Role == volume.RoleClient {
+			unfenced.add(float64(s.UnfencedFailovers), labels)
+		}
 	}
 	p.sums(c.sessionUp, prometheus.GaugeValue, &up)
 	p.sums(c.sessionInFlight, prometheus.GaugeValue, &inFlight)
 	p.sums(c.sessionWaiting, prometheus.GaugeValue, &waiting)
 	p.sums(c.sessionMemory, prometheus.GaugeValue, &memory)
+	p.sums(c.sessionUnfenced, prometheus.CounterValue, &unfenced)
 }
 
 // collectPaths leaves out the ports of paths, which are others after each

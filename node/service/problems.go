@@ -163,6 +163,13 @@ func examineVolumes(x *health.Exam, h *volume.Host, now time.Time) {
 		f.Errors, f.Done = requests(e.Ops)
 		x.Export(&f)
 	}
+	for _, s := range h.Sessions() {
+		at := "at once"
+		if s.Unfenced == volume.UnfencedAfter {
+			at = "after " + s.UnfencedAfter.String()
+		}
+		x.Session(&health.Session{Name: s.Name, Unfenced: s.UnfencedFailovers, At: at})
+	}
 	for _, p := range h.Paths() {
 		if p.Role == volume.RoleClient {
 			x.VolumePath(&health.VolumePath{Session: p.Session, Src: p.Src, Dst: p.Dst, State: p.State, LastError: p.LastError,

@@ -21,7 +21,7 @@ import (
 var changes = map[string]bool{
 	"DropPath": true, "CancelSent": true, "CloseSocket": true,
 	"Export": true, "Unexport": true, "Map": true, "Unmap": true, "Remap": true, "Info": true, "Resize": true,
-	"AddPath": true, "RemovePath": true, "DisconnectPath": true, "ReconnectPath": true, "SetPolicy": true, "ResetStats": true,
+	"AddPath": true, "RemovePath": true, "DisconnectPath": true, "ReconnectPath": true, "SetPolicy": true, "SetSession": true, "ResetStats": true,
 }
 
 var reads = map[string]bool{

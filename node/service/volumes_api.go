@@ -89,7 +89,8 @@ func (s *volumeServer) Map(ctx context.Context, r *rdsdv1.VolumeMapRequest) (*rd
 func mapSpec(r *rdsdv1.VolumeMapRequest) (spec volume.MapSpec, err error) {
 	spec = volume.MapSpec{Node: r.GetNode(), Name: r.GetName(), ID: r.GetId(), Socket: r.GetSocketPath(), Device: r.GetDevice(),
 		Session: r.GetSession(), Paths: pathSpecs(r.GetPath()), IOTimeout: time.Duration(r.GetIoTimeoutNs()),
-		LossTimeout: time.Duration(r.GetLossTimeoutNs()), Persist: r.GetPersist()}
+		LossTimeout: time.Duration(r.GetLossTimeoutNs()), Persist: r.GetPersist(),
+		UnfencedAfter: time.Duration(r.GetUnfencedAfterNs()), MaxReconnects: int(r.GetMaxReconnectAttempts())}
 	if r.GetQueueDepth() > 1<<16 {
 		return spec, rdserr.With(rdserr.ErrInvalid, "queue_depth is %d; want 0 (what the other node offers) to 65536", r.GetQueueDepth())
 	}
@@ -101,6 +102,9 @@ func mapSpec(r *rdsdv1.VolumeMapRequest) (spec volume.MapSpec, err error) {
 		return spec, err
 	}
 	if spec.OnLoss, err = volumeWord("on_loss", volumeOnLosses, r.GetOnLoss()); err != nil {
+		return spec, err
+	}
+	if spec.Unfenced, err = volumeWord("unfenced", volumeUnfenced, r.GetUnfenced()); err != nil {
 		return spec, err
 	}
 	spec.Policy, err = volumePolicy(r)

@@ -104,6 +104,24 @@ func (s *volumeServer) SetPolicy(ctx context.Context, r *rdsdv1.VolumeSetPolicyR
 	return &rdsdv1.VolumeSetPolicyResponse{}, h.SetPolicy(ctx, r.GetSession(), policy)
 }
 
+// SetSession changes settings of a client's session.
+func (s *volumeServer) SetSession(ctx context.Context, r *rdsdv1.VolumeSetSessionRequest) (*rdsdv1.VolumeSession, error) {
+	h, err := s.change(ctx, "SetSession")
+	if err != nil {
+		return nil, err
+	}
+	unfenced, err := volumeWord("unfenced", volumeUnfenced, r.GetUnfenced())
+	if err != nil {
+		return nil, err
+	}
+	i, err := h.SetSession(ctx, r.GetSession(), volume.SessionChange{Policy: r.GetPolicyName(), Unfenced: unfenced,
+		UnfencedAfter: time.Duration(r.GetUnfencedAfterNs()), MaxReconnects: int(r.GetMaxReconnectAttempts())})
+	if err != nil {
+		return nil, err
+	}
+	return volumeSessionPB(&i, time.Now()), nil
+}
+
 // ResetStats sets the statistics of paths to 0.
 func (s *volumeServer) ResetStats(ctx context.Context, r *rdsdv1.VolumeResetStatsRequest) (*rdsdv1.VolumeResetStatsResponse, error) {
 	h, err := s.change(ctx, "ResetStats")

@@ -19,6 +19,7 @@ var (
 	volumeAttaches   = []string{"", volume.AsSocket, volume.AsNBD}
 	volumePolicies   = []string{"", rtrs.RoundRobin.String(), rtrs.MinInflight.String(), rtrs.MinLatency.String()}
 	volumeOnLosses   = []string{"", volume.OnLossWait, volume.OnLossError}
+	volumeUnfenced   = []string{"", volume.UnfencedAfter, volume.UnfencedNow, volume.UnfencedWait}
 	volumeRoles      = []string{"", volume.RoleClient, volume.RoleServer}
 	volumeOrigins    = []string{"", volume.OriginConfig, volume.OriginCall, volume.OriginRoot}
 	exportStates     = []string{"", "open", "closed", "failed"}
@@ -207,6 +208,9 @@ func mappingPB(i *volume.MappingInfo, now time.Time) *rdsdv1.VolumeMapping {
 	m.SetIoTimeoutNs(int64(i.IOTimeout))
 	m.SetLossTimeoutNs(int64(i.LossTimeout))
 	m.SetOnLoss(volumeEnum[rdsdv1.VolumeOnLoss](volumeOnLosses, i.OnLoss))
+	m.SetUnfenced(volumeEnum[rdsdv1.VolumeUnfenced](volumeUnfenced, i.Unfenced))
+	m.SetUnfencedAfterNs(int64(i.UnfencedAfter))
+	m.SetMaxReconnectAttempts(int32(i.MaxReconnects))
 	m.SetPersist(i.Persist)
 	m.SetUsers(uint32(i.Users))
 	m.SetWaiting(uint32(i.Waiting))
@@ -237,6 +241,10 @@ func volumeSessionPB(i *volume.SessionInfo, now time.Time) *rdsdv1.VolumeSession
 	m.SetMaxIoBytes(i.MaxIO)
 	m.SetMemoryBytes(i.Memory)
 	m.SetKernel(i.Kernel)
+	m.SetUnfenced(volumeEnum[rdsdv1.VolumeUnfenced](volumeUnfenced, i.Unfenced))
+	m.SetUnfencedAfterNs(int64(i.UnfencedAfter))
+	m.SetUnfencedFailovers(i.UnfencedFailovers)
+	m.SetMaxReconnectAttempts(int32(i.MaxReconnects))
 	return m
 }
 

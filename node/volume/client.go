@@ -56,6 +56,7 @@ func newClient(h *Host, id string, s MapSpec) (*client, error) {
 		HeartbeatEvery: cfg.Heartbeat, MissedLimit: cfg.MissedLimit,
 		ReconnectMin: cfg.ReconnectMin, ReconnectMax: cfg.ReconnectMax,
 		Policy: policy, IOTimeout: s.IOTimeout, OnLoss: onLoss, LossTimeout: s.LossTimeout,
+		Unfenced: unfenced(s.Unfenced), UnfencedAfter: s.UnfencedAfter, MaxReconnects: reconnects(s.MaxReconnects),
 	}
 	if h.machine.Tune != nil {
 		h.machine.Tune(&rc, nil)
@@ -215,6 +216,9 @@ func (c *client) fits(raw *MapSpec) error {
 		{"I/O timeout", text(raw.IOTimeout), text(s.IOTimeout)},
 		{"loss timeout", text(raw.LossTimeout), text(s.LossTimeout)},
 		{"queue depth", number(raw.QueueDepth), number(s.QueueDepth)},
+		{"without a fence", raw.Unfenced, s.Unfenced},
+		{"without a fence after", text(raw.UnfencedAfter), text(s.UnfencedAfter)},
+		{"attempts to reconnect", number(raw.MaxReconnects), number(s.MaxReconnects)},
 	} {
 		if w.asked != "" && w.asked != w.is {
 			return rdserr.With(rdserr.ErrInvalid, "session %s is there already, with %s %q and not %q; leave that out, or name another session", s.Session, w.what, w.is, w.asked)

@@ -55,8 +55,13 @@ type Config struct {
 	IOTimeout    time.Duration // io_timeout: a request that takes longer is told of, and gives a path up that may not live; 30 s
 	LossTimeout  time.Duration // loss_timeout: with on_loss "error", requests wait so long for a path; 30 s
 	OnLoss       string        // on_loss: "wait" for a path, or fail with "error"; "wait"
-	Policy       string        // policy: min-inflight
-	Attach       string        // attach: how a mapping appears that does not say; AsSocket
+	// Unfenced and UnfencedAfter say what becomes of requests that were in flight on a lost path
+	// to a kernel's server.
+	Unfenced      string        // unfenced: UnfencedAfter
+	UnfencedAfter time.Duration // unfenced_after; 40 s
+	MaxReconnects int           // max_reconnect_attempts: in a row, of a lost path; NoLimit
+	Policy        string        // policy: min-inflight
+	Attach        string        // attach: how a mapping appears that does not say; AsSocket
 	// NBDTimeout is how long a request of a kernel device may take before the
 	// kernel gives its connection up and sends it again, where nothing asks for
 	// longer. That costs little (nbd.Server.ServeDevice), but what was under way when

@@ -147,6 +147,8 @@ func (d *volumeDevice) ask(ctx context.Context) (uint64, error) {
 		switch {
 		case state == rnbd.Unmapped:
 			return 0, rdserr.With(rdserr.ErrNotFound, "it was unmapped meanwhile")
+		case asked && !busy && why != nil && rdserr.Errno(why) == rtrs.ErrNoPath.Errno:
+			asked = false // the answer went with the paths
 		case asked && !busy && info != nil:
 			return d.Info().Size, why
 		}
@@ -323,30 +325,6 @@ func (s *server) disconnect(session string, p PathSpec) error {
 // ReconnectPath connects a client's path anew, now.
 func (h *Host) ReconnectPath(ctx context.Context, session string, p PathSpec) error {
 	return h.withPath(session, p, func(c *client, now time.Duration, cp *rtrs.ClientPath) error { return c.rt.Reconnect(now, cp) })
-}
-
-// SetPolicy changes how a client's session chooses among its paths.
-func (h *Host) SetPolicy(ctx context.Context, session, policy string) error {
-	p, err := rtrs.ParsePolicy(policy)
-	if err != nil {
-		return err
-	}
-	c, err := h.clientSession(session)
-	if err != nil {
-		return err
-	}
-	now := c.lock(h.now())
-	c.rt.SetPolicy(p)
-	c.spec.Policy = p.String()
-	c.finish(now)
-	h.mu.Lock()
-	for _, m := range h.mappings {
-		if m.c == c {
-			m.spec.Policy = p.String()
-		}
-	}
-	h.mu.Unlock()
-	return h.save()
 }
 
 // ResetStats sets the statistics of a path to 0; with an empty session of all

@@ -1,33 +1,15 @@
 package volume
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/rdsd/rdsd/transport"
+	"github.com/rdsd/rdsd/internal/kernelpeer"
 )
-
-// kernelLinks makes whoever dials through it a kernel to the other end, and the other end one
-// to it: neither sees the mark that the other understands our own messages.
-type kernelLinks struct{ transport.OneSidedProvider }
-
-func (k kernelLinks) DialOneSided(ctx context.Context, local, remote netip.AddrPort, d transport.Domain, attr transport.LinkAttr, private []byte) (transport.OneSided, []byte, error) {
-	private = slices.Clone(private)
-	private[44] &^= 2 // docs/protocol.md, "Between two rdsd"
-	l, rsp, err := k.OneSidedProvider.DialOneSided(ctx, local, remote, d, attr, private)
-	if rsp = slices.Clone(rsp); len(rsp) > 16 {
-		rsp[16] &^= 4
-	}
-	return l, rsp, err
-}
-
-func asKernel(p transport.OneSidedProvider) transport.OneSidedProvider { return kernelLinks{p} }
 
 // checkFor returns the finding about what, and whether there is one.
 func checkFor(t *testing.T, h *Host, what string) (Finding, bool) {
@@ -50,7 +32,7 @@ func TestKernelsKeepGeometry(t *testing.T) {
 	server, client := newServerNode(t, port), newClientNode(t, port)
 	server.cfg.Exports = []ExportSpec{file(t, "disk", 1<<20)}
 	server.cfg.QueueDepth, server.cfg.MaxIO = 16, 64<<10
-	client.links = asKernel
+	client.links = kernelpeer.Volumes
 	server.start()
 	client.start()
 	m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk"})

@@ -127,6 +127,7 @@ func (c *client) describe(m *mapping, i *MappingInfo) {
 	defer c.look()()
 	i.SessionID, i.Paths, i.Policy = c.id, slices.Clone(c.spec.Paths), c.spec.Policy
 	i.IOTimeout, i.LossTimeout, i.OnLoss, i.QueueDepth = c.spec.IOTimeout, c.spec.LossTimeout, c.spec.OnLoss, c.spec.QueueDepth
+	i.Unfenced, i.UnfencedAfter, i.MaxReconnects = c.spec.Unfenced, c.spec.UnfencedAfter, c.spec.MaxReconnects
 	st := c.rt.Stats()
 	i.Waiting = st.Queued + st.Stranded
 	for _, p := range c.rt.Paths() {
@@ -206,7 +207,8 @@ func (c *client) info() SessionInfo {
 	st := c.rt.Stats()
 	i := SessionInfo{ID: c.id, Name: c.rt.Name(), UUID: fmt.Sprintf("%x", c.rt.UUID()), Role: RoleClient, Peer: c.spec.Node, Up: c.up, Kernel: c.rt.Kernel(),
 		Policy: c.spec.Policy, OnLoss: c.spec.OnLoss, Volumes: volumes, Depth: st.Depth, InFlight: st.Inflight, Waiting: st.Queued + st.Stranded,
-		MaxIO: uint32(st.MaxIO), Since: c.since}
+		MaxIO: uint32(st.MaxIO), Since: c.since,
+		Unfenced: c.spec.Unfenced, UnfencedAfter: c.spec.UnfencedAfter, UnfencedFailovers: st.Unfenced, MaxReconnects: c.spec.MaxReconnects}
 	for _, p := range c.rt.Paths() {
 		i.Paths++
 		if p.Info().State == rtrs.Connected {

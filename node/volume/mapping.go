@@ -25,6 +25,14 @@ const (
 	OnLossError = "error" // wait for LossTimeout, then fail
 )
 
+// What becomes of requests that were in flight on a lost path to a kernel's server, which
+// cannot be asked to end them (rtrs.Unfenced).
+const (
+	UnfencedAfter = "after" // they go to another path after MapSpec.UnfencedAfter
+	UnfencedNow   = "now"   // they go to another path at once
+	UnfencedWait  = "wait"  // they wait until the same path is back
+)
+
 // PathSpec is one path. Both are addresses or host names; Dst may have a port.
 type PathSpec struct {
 	Src string `json:"src,omitempty"` // "": a local address of the destination's family
@@ -59,7 +67,14 @@ type MapSpec struct {
 	LossTimeout time.Duration // with OnLossError
 	OnLoss      string        // OnLossWait, OnLossError
 	Persist     bool          // map it again when the daemon starts
+
+	Unfenced      string        // UnfencedAfter, UnfencedNow, UnfencedWait
+	UnfencedAfter time.Duration // with UnfencedAfter: so long after the lost path's links were closed
+	MaxReconnects int           // attempts in a row to connect a lost path, NoLimit: without end
 }
+
+// NoLimit is MapSpec.MaxReconnects without end.
+const NoLimit = -1
 
 // States of a mapping, those of the kernel's client.
 const (

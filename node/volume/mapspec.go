@@ -115,6 +115,24 @@ func (c *Config) completeNode(s *MapSpec) error {
 	if s.LossTimeout < time.Millisecond || s.LossTimeout > maxTimeout {
 		return bad("loss timeout %v; want 1ms to %v", s.LossTimeout, maxTimeout)
 	}
+	if s.Unfenced == "" {
+		s.Unfenced = c.Unfenced
+	}
+	if err := checkUnfenced(s.Unfenced); err != nil {
+		return bad("without a fence %v", err)
+	}
+	if s.UnfencedAfter == 0 {
+		s.UnfencedAfter = c.UnfencedAfter
+	}
+	if s.UnfencedAfter < minUnfenced || s.UnfencedAfter > maxTimeout {
+		return bad("without a fence after %v; want %v to %v", s.UnfencedAfter, minUnfenced, maxTimeout)
+	}
+	if s.MaxReconnects == 0 {
+		s.MaxReconnects = c.MaxReconnects
+	}
+	if !checkReconnects(s.MaxReconnects) {
+		return bad("%d attempts to reconnect; want -1 (without end) or 1 to %d", s.MaxReconnects, maxReconnects)
+	}
 	switch s.OnLoss {
 	case "":
 		s.OnLoss = c.OnLoss

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/rdsd/rdsd/rtrs"
 )
@@ -24,7 +25,8 @@ func TestMapSpecIsCompleted(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s.Session != "here-10_0_0_7" || len(s.Paths) != 1 || s.Paths[0].Dst != "10.0.0.7:16388" || s.As != AsSocket || s.Access != AccessRW ||
-		s.Policy != rtrs.MinInflight.String() || s.OnLoss != OnLossWait || s.IOTimeout != c.IOTimeout || s.LossTimeout != c.LossTimeout {
+		s.Policy != rtrs.MinInflight.String() || s.OnLoss != OnLossWait || s.IOTimeout != c.IOTimeout || s.LossTimeout != c.LossTimeout ||
+		s.Unfenced != UnfencedAfter || s.UnfencedAfter != 40*time.Second || s.MaxReconnects != NoLimit {
 		t.Fatalf("completed to %+v", s)
 	}
 	s = MapSpec{Node: "[fd00::7]:99", Name: "disk", Policy: "ml", As: AsNBD, Device: "/dev/nbd3"}
@@ -64,6 +66,10 @@ func TestWrongMapSpecsAreRefused(t *testing.T) {
 		{"I/O timeout", func(s *MapSpec) { s.IOTimeout = 1 }},
 		{"loss timeout", func(s *MapSpec) { s.LossTimeout = -1 }},
 		{"on-loss", func(s *MapSpec) { s.OnLoss = "cry" }},
+		{"want after, now or wait", func(s *MapSpec) { s.Unfenced = "never" }},
+		{"without a fence after", func(s *MapSpec) { s.UnfencedAfter = time.Second - 1 }},
+		{"attempts to reconnect", func(s *MapSpec) { s.MaxReconnects = -2 }},
+		{"attempts to reconnect", func(s *MapSpec) { s.MaxReconnects = 10000 }},
 	} {
 		s := MapSpec{Node: "n", Name: "d"}
 		w.change(&s)

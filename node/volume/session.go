@@ -10,24 +10,30 @@ const (
 
 // SessionInfo describes a session of RTRS.
 type SessionInfo struct {
-	ID       string // of this daemon, "c" or "s" and a number
-	Name     string
-	UUID     string
-	Role     string
-	Peer     string   // address and port of the node
-	Up       bool     // a path is connected
-	Kernel   bool     // the other end is a kernel; false as long as a client does not know
-	Policy   string   // of a client
-	OnLoss   string   // of a client
-	Volumes  []string // IDs of mappings, names of exports
-	Paths    int
-	PathsUp  int
-	Depth    int       // requests in flight at most
-	InFlight int       // now
-	Waiting  int       // requests that wait for a permit or a path
-	MaxIO    uint32    // bytes
-	Memory   uint64    // bytes of chunks that are in memory, of a server
-	Since    time.Time // it is up, or not
+	ID     string // of this daemon, "c" or "s" and a number
+	Name   string
+	UUID   string
+	Role   string
+	Peer   string // address and port of the node
+	Up     bool   // a path is connected
+	Kernel bool   // the other end is a kernel; false as long as a client does not know
+	Policy string // of a client
+	OnLoss string // of a client
+	// Of a client; see MapSpec. UnfencedFailovers counts lost paths whose requests went to
+	// another one without a fence.
+	Unfenced          string
+	UnfencedAfter     time.Duration
+	UnfencedFailovers uint64
+	MaxReconnects     int
+	Volumes           []string // IDs of mappings, names of exports
+	Paths             int
+	PathsUp           int
+	Depth             int       // requests in flight at most
+	InFlight          int       // now
+	Waiting           int       // requests that wait for a permit or a path
+	MaxIO             uint32    // bytes
+	Memory            uint64    // bytes of chunks that are in memory, of a server
+	Since             time.Time // it is up, or not
 }
 
 // PathInfo describes a path of a session.

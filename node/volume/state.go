@@ -82,6 +82,10 @@ type mappingState struct {
 	LossTimeout string     `json:"loss_timeout"`
 	OnLoss      string     `json:"on_loss"`
 	Persist     bool       `json:"persist"`
+
+	Unfenced      string `json:"unfenced,omitempty"`
+	UnfencedAfter string `json:"unfenced_after,omitempty"`
+	MaxReconnects int    `json:"max_reconnect_attempts,omitempty"`
 }
 
 func (s *ExportSpec) state() exportState {
@@ -96,7 +100,8 @@ func (s *exportState) spec() ExportSpec {
 func (s *MapSpec) state(backend string) mappingState {
 	m := mappingState{ID: s.ID, Node: s.Node, Name: s.Name, As: s.As, Backend: backend, Session: s.Session,
 		Paths: s.Paths, Policy: s.Policy, QueueDepth: s.QueueDepth, Access: s.Access, IOTimeout: s.IOTimeout.String(),
-		LossTimeout: s.LossTimeout.String(), OnLoss: s.OnLoss, Persist: s.Persist}
+		LossTimeout: s.LossTimeout.String(), OnLoss: s.OnLoss, Persist: s.Persist,
+		Unfenced: s.Unfenced, UnfencedAfter: s.UnfencedAfter.String(), MaxReconnects: s.MaxReconnects}
 	if s.As == AsNBD {
 		m.Device = s.Device
 	} else {
@@ -108,9 +113,15 @@ func (s *MapSpec) state(backend string) mappingState {
 func (s *mappingState) spec() (MapSpec, error) {
 	io, err1 := time.ParseDuration(s.IOTimeout)
 	loss, err2 := time.ParseDuration(s.LossTimeout)
+	var after time.Duration // the default, if a version wrote it that did not know it
+	var err3 error
+	if s.UnfencedAfter != "" {
+		after, err3 = time.ParseDuration(s.UnfencedAfter)
+	}
 	return MapSpec{ID: s.ID, Node: s.Node, Name: s.Name, As: s.As, Socket: s.Socket, Device: s.Device, Session: s.Session,
 		Paths: s.Paths, Policy: s.Policy, QueueDepth: s.QueueDepth, Access: s.Access, IOTimeout: io, LossTimeout: loss,
-		OnLoss: s.OnLoss, Persist: s.Persist}, errors.Join(err1, err2)
+		OnLoss: s.OnLoss, Persist: s.Persist,
+		Unfenced: s.Unfenced, UnfencedAfter: after, MaxReconnects: s.MaxReconnects}, errors.Join(err1, err2, err3)
 }
 
 // store keeps the state on disk. Without a directory it keeps nothing.

@@ -48,6 +48,7 @@ func (c *Config) defaults() {
 	str(&c.Name, hostName())
 	str(&c.SocketDir, c.StateDir)
 	str(&c.OnLoss, OnLossWait)
+	str(&c.Unfenced, UnfencedAfter)
 	str(&c.Policy, rtrs.MinInflight.String())
 	str(&c.Attach, AsSocket)
 	def(&c.QueueDepth, 512)
@@ -56,6 +57,7 @@ func (c *Config) defaults() {
 	def(&c.MaxConnections, 32<<10)
 	def(&c.Connections, 1)
 	def(&c.MissedLimit, 4)
+	def(&c.MaxReconnects, NoLimit)
 	def(&c.MaxMappings, 256)
 	def(&c.MaxExports, 1024)
 	dur(&c.Heartbeat, 200*time.Millisecond)
@@ -63,6 +65,7 @@ func (c *Config) defaults() {
 	dur(&c.ReconnectMax, 5*time.Second)
 	dur(&c.IOTimeout, 30*time.Second)
 	dur(&c.LossTimeout, 30*time.Second)
+	dur(&c.UnfencedAfter, 40*time.Second)
 	dur(&c.NBDTimeout, 10*time.Second)
 	dur(&c.DeadTimeout, time.Minute)
 	if c.SocketMode == 0 {
@@ -127,6 +130,9 @@ func (c Config) Validate() error {
 	v.duration("nbd_dead_timeout", c.DeadTimeout, time.Second, maxTimeout)
 	v.check("socket_mode", c.SocketMode&^fs.ModePerm == 0, "%v; want permissions, 0000 to 0777", c.SocketMode)
 	v.check("on_loss", c.OnLoss == OnLossWait || c.OnLoss == OnLossError, `%q; want "wait" or "error"`, c.OnLoss)
+	v.err("unfenced", checkUnfenced(c.Unfenced))
+	v.duration("unfenced_after", c.UnfencedAfter, minUnfenced, maxTimeout)
+	v.check("max_reconnect_attempts", checkReconnects(c.MaxReconnects), "%d; want -1 (without end) or 1 to %d", c.MaxReconnects, maxReconnects)
 	v.check("attach", c.Attach == AsSocket || c.Attach == AsNBD, `%q; want "socket" or "nbd"`, c.Attach)
 	_, err := rtrs.ParsePolicy(c.Policy)
 	v.err("policy", err)
@@ -146,9 +152,20 @@ func (c Config) Validate() error {
 
 // Bounds of what an administrator may set.
 const (
-	minIOTimeout = 100 * time.Millisecond
-	maxTimeout   = 24 * time.Hour
+	minIOTimeout  = 100 * time.Millisecond
+	minUnfenced   = time.Second
+	maxTimeout    = 24 * time.Hour
+	maxReconnects = 9999 // the kernel's
 )
+
+func checkUnfenced(s string) error {
+	if !slices.Contains(unfencedWords[:], s) {
+		return rdserr.With(rdserr.ErrInvalid, "%q; want after, now or wait", s)
+	}
+	return nil
+}
+
+func checkReconnects(n int) bool { return n == NoLimit || n >= 1 && n <= maxReconnects }
 
 type checker struct{ errs []error }
 

@@ -72,6 +72,9 @@ func TestEveryVolumeCallSaysAll(t *testing.T) {
 		{"ReconnectPath", func() (any, error) { return true, v.ReconnectPath(ctx, "s", spec) }, onPath},
 		{"SetPolicy", func() (any, error) { return true, v.SetPolicy(ctx, "s", PolicyMinLatency) },
 			rdsdv1.VolumeSetPolicyRequest_builder{Session: "s", Policy: rdsdv1.VolumePolicy_VOLUME_POLICY_MIN_LATENCY, PolicyName: "min-latency"}.Build()},
+		{"SetSession", func() (any, error) {
+			return v.SetSession(ctx, "s", SessionChange{Policy: "rr", Unfenced: UnfencedNow, UnfencedAfter: 5, MaxReconnectAttempts: -1})
+		}, rdsdv1.VolumeSetSessionRequest_builder{Session: "s", PolicyName: "rr", Unfenced: rdsdv1.VolumeUnfenced_VOLUME_UNFENCED_NOW, UnfencedAfterNs: 5, MaxReconnectAttempts: -1}.Build()},
 		{"ResetStats", func() (any, error) { return true, v.ResetStats(ctx, "s", spec) },
 			rdsdv1.VolumeResetStatsRequest_builder{Session: "s", Path: path}.Build()},
 		{"ResetStats", func() (any, error) { return true, v.ResetStats(ctx, "s", PathSpec{Dst: "d"}) },

@@ -17,6 +17,7 @@ var (
 	attachWords       = []VolumeAttach{"", AttachSocket, AttachNBD}
 	policyWords       = []VolumePolicy{"", PolicyRoundRobin, PolicyMinInflight, PolicyMinLatency}
 	onLossWords       = []VolumeOnLoss{"", OnLossWait, OnLossError}
+	unfencedWords     = []VolumeUnfenced{"", UnfencedAfter, UnfencedNow, UnfencedWait}
 	roleWords         = []VolumeRole{"", RoleClient, RoleServer}
 	originWords       = []VolumeOrigin{"", OriginConfig, OriginCall, OriginRoot}
 	exportStateWords  = []ExportState{"", ExportOpen, ExportClosed, ExportFailed}
@@ -84,6 +85,11 @@ func mapToProto(s *MapSpec) (*rdsdv1.VolumeMapRequest, error) {
 	if err != nil {
 		return nil, err
 	}
+	unfenced, err := word[rdsdv1.VolumeUnfenced]("what to do without a fence", unfencedWords, s.Unfenced)
+	if err != nil {
+		return nil, err
+	}
+	// What is zero is the daemon's default there as here.
 	m := &rdsdv1.VolumeMapRequest{}
 	m.SetNode(s.Node)
 	m.SetName(s.Name)
@@ -100,6 +106,9 @@ func mapToProto(s *MapSpec) (*rdsdv1.VolumeMapRequest, error) {
 	m.SetDevice(s.Device)
 	m.SetSession(s.Session)
 	m.SetQueueDepth(s.QueueDepth)
+	m.SetUnfenced(unfenced)
+	m.SetUnfencedAfterNs(int64(s.UnfencedAfter))
+	m.SetMaxReconnectAttempts(int32(s.MaxReconnectAttempts))
 	return m, nil
 }
 
@@ -180,7 +189,8 @@ func mappingFromProto(m *rdsdv1.VolumeMapping) *Mapping {
 		Info: infoFromProto(m.GetInfo()), Access: wordOf(accessWords, m.GetAccess()), Persist: m.GetPersist(),
 		Session: m.GetSession(), SessionID: m.GetSessionId(), Paths: all(m.GetPath(), pathSpecFromProto), Policy: policyOf(m),
 		QueueDepth: m.GetQueueDepth(), IOTimeout: time.Duration(m.GetIoTimeoutNs()), LossTimeout: time.Duration(m.GetLossTimeoutNs()),
-		OnLoss: wordOf(onLossWords, m.GetOnLoss()), Users: int(m.GetUsers()), Waiting: int(m.GetWaiting()),
+		OnLoss: wordOf(onLossWords, m.GetOnLoss()), Unfenced: wordOf(unfencedWords, m.GetUnfenced()), UnfencedAfter: time.Duration(m.GetUnfencedAfterNs()),
+		MaxReconnectAttempts: int(m.GetMaxReconnectAttempts()), Users: int(m.GetUsers()), Waiting: int(m.GetWaiting()),
 		PathCount: int(m.GetPaths()), PathsUp: int(m.GetPathsUp()), Address: optionalPath(m.GetAddress()), Ops: all(m.GetOperation(), opFromProto),
 	}
 }
@@ -191,6 +201,8 @@ func sessionFromProto(m *rdsdv1.VolumeSession) VolumeSession {
 		Up: m.GetUp(), Kernel: m.GetKernel(), StateFor: time.Duration(m.GetStateNs()), Policy: policyOf(m), OnLoss: wordOf(onLossWords, m.GetOnLoss()),
 		Volumes: words(m.GetVolume()), Paths: int(m.GetPaths()), PathsUp: int(m.GetPathsUp()), QueueDepth: m.GetQueueDepth(),
 		InFlight: m.GetInFlight(), Waiting: m.GetWaiting(), MaxIO: m.GetMaxIoBytes(), Memory: m.GetMemoryBytes(),
+		Unfenced: wordOf(unfencedWords, m.GetUnfenced()), UnfencedAfter: time.Duration(m.GetUnfencedAfterNs()), UnfencedFailovers: m.GetUnfencedFailovers(),
+		MaxReconnectAttempts: int(m.GetMaxReconnectAttempts()),
 	}
 }
 

@@ -68,6 +68,27 @@ func (v *Volumes) SetPolicy(ctx context.Context, session string, policy VolumePo
 	return callError(ctx, "set policy", err)
 }
 
+// SetSession changes settings of a client's session while it is in use, and those of its
+// mappings, which a persistent one keeps. It returns the session as it is then.
+func (v *Volumes) SetSession(ctx context.Context, session string, change SessionChange) (*VolumeSession, error) {
+	unfenced, err := word[rdsdv1.VolumeUnfenced]("what to do without a fence", unfencedWords, change.Unfenced)
+	if err != nil {
+		return nil, &OpError{Op: "set session", Err: err}
+	}
+	req := &rdsdv1.VolumeSetSessionRequest{}
+	req.SetSession(session)
+	req.SetPolicyName(string(change.Policy))
+	req.SetUnfenced(unfenced)
+	req.SetUnfencedAfterNs(int64(change.UnfencedAfter))
+	req.SetMaxReconnectAttempts(int32(change.MaxReconnectAttempts))
+	m, err := v.pb.SetSession(ctx, req)
+	if err != nil {
+		return nil, callError(ctx, "set session", err)
+	}
+	s := sessionFromProto(m)
+	return &s, nil
+}
+
 // ResetStats sets the statistics of a path to 0; with the zero PathSpec of all
 // paths of the session, and with session "" of all sessions.
 func (v *Volumes) ResetStats(ctx context.Context, session string, p PathSpec) error {

@@ -14,13 +14,15 @@ type (
 	VolumeAttach string // how programs of this node use a mapping
 	VolumePolicy string // how requests are spread over the paths of a session: any that the daemon has, by its name or short form
 	VolumeOnLoss string // how requests end while no path is up
-	VolumeRole   string // of this node in a session
-	VolumeOrigin string // where an export comes from
-	ExportState  string
-	MappingState string // in the words of the kernel's RNBD client
-	PathState    string // of a path of a session
-	Severity     string // of a VolumeFinding, a Problem or a LoggedError
-	EventKind    string // of a VolumeEvent
+	// VolumeUnfenced is what becomes of requests in flight on a lost path to a kernel's server, which cannot be asked to end them.
+	VolumeUnfenced string
+	VolumeRole     string // of this node in a session
+	VolumeOrigin   string // where an export comes from
+	ExportState    string
+	MappingState   string // in the words of the kernel's RNBD client
+	PathState      string // of a path of a session
+	Severity       string // of a VolumeFinding, a Problem or a LoggedError
+	EventKind      string // of a VolumeEvent
 )
 
 // The words and their meanings.
@@ -42,6 +44,10 @@ const (
 
 	OnLossWait  VolumeOnLoss = "wait"
 	OnLossError VolumeOnLoss = "error" // wait for the loss timeout, then fail
+
+	UnfencedAfter VolumeUnfenced = "after" // they go to another path when the server has ended the lost one by itself
+	UnfencedNow   VolumeUnfenced = "now"   // they go to another path at once: an old write may go over a newer one
+	UnfencedWait  VolumeUnfenced = "wait"  // they wait until the same path is back
 
 	RoleClient VolumeRole = "client" // this node maps
 	RoleServer VolumeRole = "server" // this node exports
@@ -214,6 +220,10 @@ type MapSpec struct {
 	LossTimeout time.Duration // with OnLossError
 	OnLoss      VolumeOnLoss
 	Persist     bool // map it again when the daemon starts
+
+	Unfenced             VolumeUnfenced
+	UnfencedAfter        time.Duration // with UnfencedAfter, since the lost path's links were closed
+	MaxReconnectAttempts int           // in a row, after which a lost path is left disconnected; -1: without end
 }
 
 // Mapping is a volume of another node that is a block device here.
@@ -243,6 +253,10 @@ type Mapping struct {
 	IOTimeout   time.Duration `json:"io_timeout_ns"`
 	LossTimeout time.Duration `json:"loss_timeout_ns"`
 	OnLoss      VolumeOnLoss  `json:"on_loss"`
+
+	Unfenced             VolumeUnfenced `json:"unfenced"`
+	UnfencedAfter        time.Duration  `json:"unfenced_after_ns"`
+	MaxReconnectAttempts int            `json:"max_reconnect_attempts"` // -1: without end
 
 	Users   int        `json:"users"`   // connections to its socket; 1 of an attached kernel device
 	Waiting int        `json:"waiting"` // requests of its session that wait for a path or a permit
@@ -277,6 +291,20 @@ type VolumeSession struct {
 	Waiting    uint32        `json:"waiting"`      // requests that wait for a permit or a path
 	MaxIO      uint32        `json:"max_io_bytes"` // bytes
 	Memory     uint64        `json:"memory_bytes"` // bytes of chunks that are in memory, of a server
+
+	// Of a client. UnfencedFailovers counts lost paths whose requests went to another one without a fence.
+	Unfenced             VolumeUnfenced `json:"unfenced"`
+	UnfencedAfter        time.Duration  `json:"unfenced_after_ns"`
+	UnfencedFailovers    uint64         `json:"unfenced_failovers"`
+	MaxReconnectAttempts int            `json:"max_reconnect_attempts"` // -1: without end
+}
+
+// SessionChange is what Volumes.SetSession changes. What is zero stays as it is.
+type SessionChange struct {
+	Policy               VolumePolicy
+	Unfenced             VolumeUnfenced
+	UnfencedAfter        time.Duration
+	MaxReconnectAttempts int // -1: without end
 }
 
 // VolumePath is a path of a session, with its statistics since it was made or

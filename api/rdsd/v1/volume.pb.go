@@ -271,6 +271,55 @@ func (x VolumeOnLoss) Number() protoreflect.EnumNumber {
 	return protoreflect.EnumNumber(x)
 }
 
+// What becomes of requests that were in flight on a path that is lost, when the server is
+// a kernel: it cannot be asked to end them, as another rdsd is.
+type VolumeUnfenced int32
+
+const (
+	VolumeUnfenced_VOLUME_UNFENCED_UNSPECIFIED VolumeUnfenced = 0 // the daemon's default (volumes.unfenced)
+	VolumeUnfenced_VOLUME_UNFENCED_AFTER       VolumeUnfenced = 1 // they go to another path when the server has ended the lost one by itself
+	VolumeUnfenced_VOLUME_UNFENCED_NOW         VolumeUnfenced = 2 // they go to another path at once: an old write may go over a newer one
+	VolumeUnfenced_VOLUME_UNFENCED_WAIT        VolumeUnfenced = 3 // they wait until the same path is back
+)
+
+// Enum value maps for VolumeUnfenced.
+var (
+	VolumeUnfenced_name = map[int32]string{
+		0: "VOLUME_UNFENCED_UNSPECIFIED",
+		1: "VOLUME_UNFENCED_AFTER",
+		2: "VOLUME_UNFENCED_NOW",
+		3: "VOLUME_UNFENCED_WAIT",
+	}
+	VolumeUnfenced_value = map[string]int32{
+		"VOLUME_UNFENCED_UNSPECIFIED": 0,
+		"VOLUME_UNFENCED_AFTER":       1,
+		"VOLUME_UNFENCED_NOW":         2,
+		"VOLUME_UNFENCED_WAIT":        3,
+	}
+)
+
+func (x VolumeUnfenced) Enum() *VolumeUnfenced {
+	p := new(VolumeUnfenced)
+	*p = x
+	return p
+}
+
+func (x VolumeUnfenced) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (VolumeUnfenced) Descriptor() protoreflect.EnumDescriptor {
+	return file_rdsd_v1_volume_proto_enumTypes[5].Descriptor()
+}
+
+func (VolumeUnfenced) Type() protoreflect.EnumType {
+	return &file_rdsd_v1_volume_proto_enumTypes[5]
+}
+
+func (x VolumeUnfenced) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
 type VolumeExportState int32
 
 const (
@@ -307,11 +356,11 @@ func (x VolumeExportState) String() string {
 }
 
 func (VolumeExportState) Descriptor() protoreflect.EnumDescriptor {
-	return file_rdsd_v1_volume_proto_enumTypes[5].Descriptor()
+	return file_rdsd_v1_volume_proto_enumTypes[6].Descriptor()
 }
 
 func (VolumeExportState) Type() protoreflect.EnumType {
-	return &file_rdsd_v1_volume_proto_enumTypes[5]
+	return &file_rdsd_v1_volume_proto_enumTypes[6]
 }
 
 func (x VolumeExportState) Number() protoreflect.EnumNumber {
@@ -355,11 +404,11 @@ func (x VolumeOrigin) String() string {
 }
 
 func (VolumeOrigin) Descriptor() protoreflect.EnumDescriptor {
-	return file_rdsd_v1_volume_proto_enumTypes[6].Descriptor()
+	return file_rdsd_v1_volume_proto_enumTypes[7].Descriptor()
 }
 
 func (VolumeOrigin) Type() protoreflect.EnumType {
-	return &file_rdsd_v1_volume_proto_enumTypes[6]
+	return &file_rdsd_v1_volume_proto_enumTypes[7]
 }
 
 func (x VolumeOrigin) Number() protoreflect.EnumNumber {
@@ -406,11 +455,11 @@ func (x VolumeMappingState) String() string {
 }
 
 func (VolumeMappingState) Descriptor() protoreflect.EnumDescriptor {
-	return file_rdsd_v1_volume_proto_enumTypes[7].Descriptor()
+	return file_rdsd_v1_volume_proto_enumTypes[8].Descriptor()
 }
 
 func (VolumeMappingState) Type() protoreflect.EnumType {
-	return &file_rdsd_v1_volume_proto_enumTypes[7]
+	return &file_rdsd_v1_volume_proto_enumTypes[8]
 }
 
 func (x VolumeMappingState) Number() protoreflect.EnumNumber {
@@ -465,11 +514,11 @@ func (x VolumePathState) String() string {
 }
 
 func (VolumePathState) Descriptor() protoreflect.EnumDescriptor {
-	return file_rdsd_v1_volume_proto_enumTypes[8].Descriptor()
+	return file_rdsd_v1_volume_proto_enumTypes[9].Descriptor()
 }
 
 func (VolumePathState) Type() protoreflect.EnumType {
-	return &file_rdsd_v1_volume_proto_enumTypes[8]
+	return &file_rdsd_v1_volume_proto_enumTypes[9]
 }
 
 func (x VolumePathState) Number() protoreflect.EnumNumber {
@@ -509,11 +558,11 @@ func (x VolumeRole) String() string {
 }
 
 func (VolumeRole) Descriptor() protoreflect.EnumDescriptor {
-	return file_rdsd_v1_volume_proto_enumTypes[9].Descriptor()
+	return file_rdsd_v1_volume_proto_enumTypes[10].Descriptor()
 }
 
 func (VolumeRole) Type() protoreflect.EnumType {
-	return &file_rdsd_v1_volume_proto_enumTypes[9]
+	return &file_rdsd_v1_volume_proto_enumTypes[10]
 }
 
 func (x VolumeRole) Number() protoreflect.EnumNumber {
@@ -556,11 +605,11 @@ func (x VolumeSeverity) String() string {
 }
 
 func (VolumeSeverity) Descriptor() protoreflect.EnumDescriptor {
-	return file_rdsd_v1_volume_proto_enumTypes[10].Descriptor()
+	return file_rdsd_v1_volume_proto_enumTypes[11].Descriptor()
 }
 
 func (VolumeSeverity) Type() protoreflect.EnumType {
-	return &file_rdsd_v1_volume_proto_enumTypes[10]
+	return &file_rdsd_v1_volume_proto_enumTypes[11]
 }
 
 func (x VolumeSeverity) Number() protoreflect.EnumNumber {
@@ -618,11 +667,11 @@ func (x VolumeEventKind) String() string {
 }
 
 func (VolumeEventKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_rdsd_v1_volume_proto_enumTypes[11].Descriptor()
+	return file_rdsd_v1_volume_proto_enumTypes[12].Descriptor()
 }
 
 func (VolumeEventKind) Type() protoreflect.EnumType {
-	return &file_rdsd_v1_volume_proto_enumTypes[11]
+	return &file_rdsd_v1_volume_proto_enumTypes[12]
 }
 
 func (x VolumeEventKind) Number() protoreflect.EnumNumber {
@@ -1653,25 +1702,28 @@ func (b0 VolumePathSpec_builder) Build() *VolumePathSpec {
 }
 
 type VolumeMapRequest struct {
-	state                    protoimpl.MessageState `protogen:"opaque.v1"`
-	xxx_hidden_Node          string                 `protobuf:"bytes,1,opt,name=node"`
-	xxx_hidden_Name          string                 `protobuf:"bytes,2,opt,name=name"`
-	xxx_hidden_Attach        VolumeAttach           `protobuf:"varint,3,opt,name=attach,enum=rdsd.v1.VolumeAttach"`
-	xxx_hidden_Path          *[]*VolumePathSpec     `protobuf:"bytes,4,rep,name=path"`
-	xxx_hidden_Policy        VolumePolicy           `protobuf:"varint,5,opt,name=policy,enum=rdsd.v1.VolumePolicy"`
-	xxx_hidden_Access        VolumeAccess           `protobuf:"varint,6,opt,name=access,enum=rdsd.v1.VolumeAccess"`
-	xxx_hidden_IoTimeoutNs   int64                  `protobuf:"varint,7,opt,name=io_timeout_ns,json=ioTimeoutNs"`
-	xxx_hidden_LossTimeoutNs int64                  `protobuf:"varint,8,opt,name=loss_timeout_ns,json=lossTimeoutNs"`
-	xxx_hidden_OnLoss        VolumeOnLoss           `protobuf:"varint,9,opt,name=on_loss,json=onLoss,enum=rdsd.v1.VolumeOnLoss"`
-	xxx_hidden_Persist       bool                   `protobuf:"varint,10,opt,name=persist"`
-	xxx_hidden_SocketPath    string                 `protobuf:"bytes,11,opt,name=socket_path,json=socketPath"`
-	xxx_hidden_Device        string                 `protobuf:"bytes,12,opt,name=device"`
-	xxx_hidden_Session       string                 `protobuf:"bytes,13,opt,name=session"`
-	xxx_hidden_QueueDepth    uint32                 `protobuf:"varint,14,opt,name=queue_depth,json=queueDepth"`
-	xxx_hidden_Id            string                 `protobuf:"bytes,15,opt,name=id"`
-	xxx_hidden_PolicyName    string                 `protobuf:"bytes,16,opt,name=policy_name,json=policyName"`
-	unknownFields            protoimpl.UnknownFields
-	sizeCache                protoimpl.SizeCache
+	state                           protoimpl.MessageState `protogen:"opaque.v1"`
+	xxx_hidden_Node                 string                 `protobuf:"bytes,1,opt,name=node"`
+	xxx_hidden_Name                 string                 `protobuf:"bytes,2,opt,name=name"`
+	xxx_hidden_Attach               VolumeAttach           `protobuf:"varint,3,opt,name=attach,enum=rdsd.v1.VolumeAttach"`
+	xxx_hidden_Path                 *[]*VolumePathSpec     `protobuf:"bytes,4,rep,name=path"`
+	xxx_hidden_Policy               VolumePolicy           `protobuf:"varint,5,opt,name=policy,enum=rdsd.v1.VolumePolicy"`
+	xxx_hidden_Access               VolumeAccess           `protobuf:"varint,6,opt,name=access,enum=rdsd.v1.VolumeAccess"`
+	xxx_hidden_IoTimeoutNs          int64                  `protobuf:"varint,7,opt,name=io_timeout_ns,json=ioTimeoutNs"`
+	xxx_hidden_LossTimeoutNs        int64                  `protobuf:"varint,8,opt,name=loss_timeout_ns,json=lossTimeoutNs"`
+	xxx_hidden_OnLoss               VolumeOnLoss           `protobuf:"varint,9,opt,name=on_loss,json=onLoss,enum=rdsd.v1.VolumeOnLoss"`
+	xxx_hidden_Persist              bool                   `protobuf:"varint,10,opt,name=persist"`
+	xxx_hidden_SocketPath           string                 `protobuf:"bytes,11,opt,name=socket_path,json=socketPath"`
+	xxx_hidden_Device               string                 `protobuf:"bytes,12,opt,name=device"`
+	xxx_hidden_Session              string                 `protobuf:"bytes,13,opt,name=session"`
+	xxx_hidden_QueueDepth           uint32                 `protobuf:"varint,14,opt,name=queue_depth,json=queueDepth"`
+	xxx_hidden_Id                   string                 `protobuf:"bytes,15,opt,name=id"`
+	xxx_hidden_PolicyName           string                 `protobuf:"bytes,16,opt,name=policy_name,json=policyName"`
+	xxx_hidden_Unfenced             VolumeUnfenced         `protobuf:"varint,17,opt,name=unfenced,enum=rdsd.v1.VolumeUnfenced"`
+	xxx_hidden_UnfencedAfterNs      int64                  `protobuf:"varint,18,opt,name=unfenced_after_ns,json=unfencedAfterNs"`
+	xxx_hidden_MaxReconnectAttempts int32                  `protobuf:"varint,19,opt,name=max_reconnect_attempts,json=maxReconnectAttempts"`
+	unknownFields                   protoimpl.UnknownFields
+	sizeCache                       protoimpl.SizeCache
 }
 
 func (x *VolumeMapRequest) Reset() {
@@ -1813,6 +1865,27 @@ func (x *VolumeMapRequest) GetPolicyName() string {
 	return ""
 }
 
+func (x *VolumeMapRequest) GetUnfenced() VolumeUnfenced {
+	if x != nil {
+		return x.xxx_hidden_Unfenced
+	}
+	return VolumeUnfenced_VOLUME_UNFENCED_UNSPECIFIED
+}
+
+func (x *VolumeMapRequest) GetUnfencedAfterNs() int64 {
+	if x != nil {
+		return x.xxx_hidden_UnfencedAfterNs
+	}
+	return 0
+}
+
+func (x *VolumeMapRequest) GetMaxReconnectAttempts() int32 {
+	if x != nil {
+		return x.xxx_hidden_MaxReconnectAttempts
+	}
+	return 0
+}
+
 func (x *VolumeMapRequest) SetNode(v string) {
 	x.xxx_hidden_Node = v
 }
@@ -1877,25 +1950,40 @@ func (x *VolumeMapRequest) SetPolicyName(v string) {
 	x.xxx_hidden_PolicyName = v
 }
 
+func (x *VolumeMapRequest) SetUnfenced(v VolumeUnfenced) {
+	x.xxx_hidden_Unfenced = v
+}
+
+func (x *VolumeMapRequest) SetUnfencedAfterNs(v int64) {
+	x.xxx_hidden_UnfencedAfterNs = v
+}
+
+func (x *VolumeMapRequest) SetMaxReconnectAttempts(v int32) {
+	x.xxx_hidden_MaxReconnectAttempts = v
+}
+
 type VolumeMapRequest_builder struct {
 	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
 
-	Node          string
-	Name          string
-	Attach        VolumeAttach
-	Path          []*VolumePathSpec
-	Policy        VolumePolicy
-	Access        VolumeAccess
-	IoTimeoutNs   int64
-	LossTimeoutNs int64
-	OnLoss        VolumeOnLoss
-	Persist       bool
-	SocketPath    string
-	Device        string
-	Session       string
-	QueueDepth    uint32
-	Id            string
-	PolicyName    string
+	Node                 string
+	Name                 string
+	Attach               VolumeAttach
+	Path                 []*VolumePathSpec
+	Policy               VolumePolicy
+	Access               VolumeAccess
+	IoTimeoutNs          int64
+	LossTimeoutNs        int64
+	OnLoss               VolumeOnLoss
+	Persist              bool
+	SocketPath           string
+	Device               string
+	Session              string
+	QueueDepth           uint32
+	Id                   string
+	PolicyName           string
+	Unfenced             VolumeUnfenced
+	UnfencedAfterNs      int64
+	MaxReconnectAttempts int32
 }
 
 func (b0 VolumeMapRequest_builder) Build() *VolumeMapRequest {
@@ -1918,40 +2006,46 @@ func (b0 VolumeMapRequest_builder) Build() *VolumeMapRequest {
 	x.xxx_hidden_QueueDepth = b.QueueDepth
 	x.xxx_hidden_Id = b.Id
 	x.xxx_hidden_PolicyName = b.PolicyName
+	x.xxx_hidden_Unfenced = b.Unfenced
+	x.xxx_hidden_UnfencedAfterNs = b.UnfencedAfterNs
+	x.xxx_hidden_MaxReconnectAttempts = b.MaxReconnectAttempts
 	return m0
 }
 
 type VolumeMapping struct {
-	state                    protoimpl.MessageState `protogen:"opaque.v1"`
-	xxx_hidden_Id            string                 `protobuf:"bytes,1,opt,name=id"`
-	xxx_hidden_Device        string                 `protobuf:"bytes,2,opt,name=device"`
-	xxx_hidden_Uri           string                 `protobuf:"bytes,3,opt,name=uri"`
-	xxx_hidden_Attach        VolumeAttach           `protobuf:"varint,4,opt,name=attach,enum=rdsd.v1.VolumeAttach"`
-	xxx_hidden_Node          string                 `protobuf:"bytes,5,opt,name=node"`
-	xxx_hidden_Name          string                 `protobuf:"bytes,6,opt,name=name"`
-	xxx_hidden_State         VolumeMappingState     `protobuf:"varint,7,opt,name=state,enum=rdsd.v1.VolumeMappingState"`
-	xxx_hidden_StateNs       uint64                 `protobuf:"varint,8,opt,name=state_ns,json=stateNs"`
-	xxx_hidden_LastError     string                 `protobuf:"bytes,9,opt,name=last_error,json=lastError"`
-	xxx_hidden_Info          *VolumeInfo            `protobuf:"bytes,10,opt,name=info"`
-	xxx_hidden_Access        VolumeAccess           `protobuf:"varint,11,opt,name=access,enum=rdsd.v1.VolumeAccess"`
-	xxx_hidden_Session       string                 `protobuf:"bytes,12,opt,name=session"`
-	xxx_hidden_SessionId     string                 `protobuf:"bytes,13,opt,name=session_id,json=sessionId"`
-	xxx_hidden_Path          *[]*VolumePathSpec     `protobuf:"bytes,14,rep,name=path"`
-	xxx_hidden_Policy        VolumePolicy           `protobuf:"varint,15,opt,name=policy,enum=rdsd.v1.VolumePolicy"`
-	xxx_hidden_IoTimeoutNs   int64                  `protobuf:"varint,16,opt,name=io_timeout_ns,json=ioTimeoutNs"`
-	xxx_hidden_LossTimeoutNs int64                  `protobuf:"varint,17,opt,name=loss_timeout_ns,json=lossTimeoutNs"`
-	xxx_hidden_OnLoss        VolumeOnLoss           `protobuf:"varint,18,opt,name=on_loss,json=onLoss,enum=rdsd.v1.VolumeOnLoss"`
-	xxx_hidden_Persist       bool                   `protobuf:"varint,19,opt,name=persist"`
-	xxx_hidden_Users         uint32                 `protobuf:"varint,20,opt,name=users"`
-	xxx_hidden_Waiting       uint32                 `protobuf:"varint,21,opt,name=waiting"`
-	xxx_hidden_Paths         uint32                 `protobuf:"varint,22,opt,name=paths"`
-	xxx_hidden_PathsUp       uint32                 `protobuf:"varint,23,opt,name=paths_up,json=pathsUp"`
-	xxx_hidden_Address       *VolumePathSpec        `protobuf:"bytes,24,opt,name=address"`
-	xxx_hidden_Operation     *[]*VolumeOpCounters   `protobuf:"bytes,25,rep,name=operation"`
-	xxx_hidden_QueueDepth    uint32                 `protobuf:"varint,26,opt,name=queue_depth,json=queueDepth"`
-	xxx_hidden_PolicyName    string                 `protobuf:"bytes,27,opt,name=policy_name,json=policyName"`
-	unknownFields            protoimpl.UnknownFields
-	sizeCache                protoimpl.SizeCache
+	state                           protoimpl.MessageState `protogen:"opaque.v1"`
+	xxx_hidden_Id                   string                 `protobuf:"bytes,1,opt,name=id"`
+	xxx_hidden_Device               string                 `protobuf:"bytes,2,opt,name=device"`
+	xxx_hidden_Uri                  string                 `protobuf:"bytes,3,opt,name=uri"`
+	xxx_hidden_Attach               VolumeAttach           `protobuf:"varint,4,opt,name=attach,enum=rdsd.v1.VolumeAttach"`
+	xxx_hidden_Node                 string                 `protobuf:"bytes,5,opt,name=node"`
+	xxx_hidden_Name                 string                 `protobuf:"bytes,6,opt,name=name"`
+	xxx_hidden_State                VolumeMappingState     `protobuf:"varint,7,opt,name=state,enum=rdsd.v1.VolumeMappingState"`
+	xxx_hidden_StateNs              uint64                 `protobuf:"varint,8,opt,name=state_ns,json=stateNs"`
+	xxx_hidden_LastError            string                 `protobuf:"bytes,9,opt,name=last_error,json=lastError"`
+	xxx_hidden_Info                 *VolumeInfo            `protobuf:"bytes,10,opt,name=info"`
+	xxx_hidden_Access               VolumeAccess           `protobuf:"varint,11,opt,name=access,enum=rdsd.v1.VolumeAccess"`
+	xxx_hidden_Session              string                 `protobuf:"bytes,12,opt,name=session"`
+	xxx_hidden_SessionId            string                 `protobuf:"bytes,13,opt,name=session_id,json=sessionId"`
+	xxx_hidden_Path                 *[]*VolumePathSpec     `protobuf:"bytes,14,rep,name=path"`
+	xxx_hidden_Policy               VolumePolicy           `protobuf:"varint,15,opt,name=policy,enum=rdsd.v1.VolumePolicy"`
+	xxx_hidden_IoTimeoutNs          int64                  `protobuf:"varint,16,opt,name=io_timeout_ns,json=ioTimeoutNs"`
+	xxx_hidden_LossTimeoutNs        int64                  `protobuf:"varint,17,opt,name=loss_timeout_ns,json=lossTimeoutNs"`
+	xxx_hidden_OnLoss               VolumeOnLoss           `protobuf:"varint,18,opt,name=on_loss,json=onLoss,enum=rdsd.v1.VolumeOnLoss"`
+	xxx_hidden_Persist              bool                   `protobuf:"varint,19,opt,name=persist"`
+	xxx_hidden_Users                uint32                 `protobuf:"varint,20,opt,name=users"`
+	xxx_hidden_Waiting              uint32                 `protobuf:"varint,21,opt,name=waiting"`
+	xxx_hidden_Paths                uint32                 `protobuf:"varint,22,opt,name=paths"`
+	xxx_hidden_PathsUp              uint32                 `protobuf:"varint,23,opt,name=paths_up,json=pathsUp"`
+	xxx_hidden_Address              *VolumePathSpec        `protobuf:"bytes,24,opt,name=address"`
+	xxx_hidden_Operation            *[]*VolumeOpCounters   `protobuf:"bytes,25,rep,name=operation"`
+	xxx_hidden_QueueDepth           uint32                 `protobuf:"varint,26,opt,name=queue_depth,json=queueDepth"`
+	xxx_hidden_PolicyName           string                 `protobuf:"bytes,27,opt,name=policy_name,json=policyName"`
+	xxx_hidden_Unfenced             VolumeUnfenced         `protobuf:"varint,28,opt,name=unfenced,enum=rdsd.v1.VolumeUnfenced"`
+	xxx_hidden_UnfencedAfterNs      int64                  `protobuf:"varint,29,opt,name=unfenced_after_ns,json=unfencedAfterNs"`
+	xxx_hidden_MaxReconnectAttempts int32                  `protobuf:"varint,30,opt,name=max_reconnect_attempts,json=maxReconnectAttempts"`
+	unknownFields                   protoimpl.UnknownFields
+	sizeCache                       protoimpl.SizeCache
 }
 
 func (x *VolumeMapping) Reset() {
@@ -2172,6 +2266,27 @@ func (x *VolumeMapping) GetPolicyName() string {
 	return ""
 }
 
+func (x *VolumeMapping) GetUnfenced() VolumeUnfenced {
+	if x != nil {
+		return x.xxx_hidden_Unfenced
+	}
+	return VolumeUnfenced_VOLUME_UNFENCED_UNSPECIFIED
+}
+
+func (x *VolumeMapping) GetUnfencedAfterNs() int64 {
+	if x != nil {
+		return x.xxx_hidden_UnfencedAfterNs
+	}
+	return 0
+}
+
+func (x *VolumeMapping) GetMaxReconnectAttempts() int32 {
+	if x != nil {
+		return x.xxx_hidden_MaxReconnectAttempts
+	}
+	return 0
+}
+
 func (x *VolumeMapping) SetId(v string) {
 	x.xxx_hidden_Id = v
 }
@@ -2280,6 +2395,18 @@ func (x *VolumeMapping) SetPolicyName(v string) {
 	x.xxx_hidden_PolicyName = v
 }
 
+func (x *VolumeMapping) SetUnfenced(v VolumeUnfenced) {
+	x.xxx_hidden_Unfenced = v
+}
+
+func (x *VolumeMapping) SetUnfencedAfterNs(v int64) {
+	x.xxx_hidden_UnfencedAfterNs = v
+}
+
+func (x *VolumeMapping) SetMaxReconnectAttempts(v int32) {
+	x.xxx_hidden_MaxReconnectAttempts = v
+}
+
 func (x *VolumeMapping) HasInfo() bool {
 	if x == nil {
 		return false
@@ -2305,33 +2432,36 @@ func (x *VolumeMapping) ClearAddress() {
 type VolumeMapping_builder struct {
 	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
 
-	Id            string
-	Device        string
-	Uri           string
-	Attach        VolumeAttach
-	Node          string
-	Name          string
-	State         VolumeMappingState
-	StateNs       uint64
-	LastError     string
-	Info          *VolumeInfo
-	Access        VolumeAccess
-	Session       string
-	SessionId     string
-	Path          []*VolumePathSpec
-	Policy        VolumePolicy
-	IoTimeoutNs   int64
-	LossTimeoutNs int64
-	OnLoss        VolumeOnLoss
-	Persist       bool
-	Users         uint32
-	Waiting       uint32
-	Paths         uint32
-	PathsUp       uint32
-	Address       *VolumePathSpec
-	Operation     []*VolumeOpCounters
-	QueueDepth    uint32
-	PolicyName    string
+	Id                   string
+	Device               string
+	Uri                  string
+	Attach               VolumeAttach
+	Node                 string
+	Name                 string
+	State                VolumeMappingState
+	StateNs              uint64
+	LastError            string
+	Info                 *VolumeInfo
+	Access               VolumeAccess
+	Session              string
+	SessionId            string
+	Path                 []*VolumePathSpec
+	Policy               VolumePolicy
+	IoTimeoutNs          int64
+	LossTimeoutNs        int64
+	OnLoss               VolumeOnLoss
+	Persist              bool
+	Users                uint32
+	Waiting              uint32
+	Paths                uint32
+	PathsUp              uint32
+	Address              *VolumePathSpec
+	Operation            []*VolumeOpCounters
+	QueueDepth           uint32
+	PolicyName           string
+	Unfenced             VolumeUnfenced
+	UnfencedAfterNs      int64
+	MaxReconnectAttempts int32
 }
 
 func (b0 VolumeMapping_builder) Build() *VolumeMapping {
@@ -2365,6 +2495,9 @@ func (b0 VolumeMapping_builder) Build() *VolumeMapping {
 	x.xxx_hidden_Operation = &b.Operation
 	x.xxx_hidden_QueueDepth = b.QueueDepth
 	x.xxx_hidden_PolicyName = b.PolicyName
+	x.xxx_hidden_Unfenced = b.Unfenced
+	x.xxx_hidden_UnfencedAfterNs = b.UnfencedAfterNs
+	x.xxx_hidden_MaxReconnectAttempts = b.MaxReconnectAttempts
 	return m0
 }
 
@@ -3639,28 +3772,32 @@ func (b0 VolumeListSessionsResponse_builder) Build() *VolumeListSessionsResponse
 }
 
 type VolumeSession struct {
-	state                  protoimpl.MessageState `protogen:"opaque.v1"`
-	xxx_hidden_Id          string                 `protobuf:"bytes,1,opt,name=id"`
-	xxx_hidden_Name        string                 `protobuf:"bytes,2,opt,name=name"`
-	xxx_hidden_Uuid        string                 `protobuf:"bytes,3,opt,name=uuid"`
-	xxx_hidden_Role        VolumeRole             `protobuf:"varint,4,opt,name=role,enum=rdsd.v1.VolumeRole"`
-	xxx_hidden_Peer        string                 `protobuf:"bytes,5,opt,name=peer"`
-	xxx_hidden_Up          bool                   `protobuf:"varint,6,opt,name=up"`
-	xxx_hidden_StateNs     uint64                 `protobuf:"varint,7,opt,name=state_ns,json=stateNs"`
-	xxx_hidden_Policy      VolumePolicy           `protobuf:"varint,8,opt,name=policy,enum=rdsd.v1.VolumePolicy"`
-	xxx_hidden_OnLoss      VolumeOnLoss           `protobuf:"varint,9,opt,name=on_loss,json=onLoss,enum=rdsd.v1.VolumeOnLoss"`
-	xxx_hidden_Volume      []string               `protobuf:"bytes,10,rep,name=volume"`
-	xxx_hidden_Paths       uint32                 `protobuf:"varint,11,opt,name=paths"`
-	xxx_hidden_PathsUp     uint32                 `protobuf:"varint,12,opt,name=paths_up,json=pathsUp"`
-	xxx_hidden_QueueDepth  uint32                 `protobuf:"varint,13,opt,name=queue_depth,json=queueDepth"`
-	xxx_hidden_InFlight    uint32                 `protobuf:"varint,14,opt,name=in_flight,json=inFlight"`
-	xxx_hidden_Waiting     uint32                 `protobuf:"varint,15,opt,name=waiting"`
-	xxx_hidden_MaxIoBytes  uint32                 `protobuf:"varint,16,opt,name=max_io_bytes,json=maxIoBytes"`
-	xxx_hidden_MemoryBytes uint64                 `protobuf:"varint,17,opt,name=memory_bytes,json=memoryBytes"`
-	xxx_hidden_PolicyName  string                 `protobuf:"bytes,18,opt,name=policy_name,json=policyName"`
-	xxx_hidden_Kernel      bool                   `protobuf:"varint,19,opt,name=kernel"`
-	unknownFields          protoimpl.UnknownFields
-	sizeCache              protoimpl.SizeCache
+	state                           protoimpl.MessageState `protogen:"opaque.v1"`
+	xxx_hidden_Id                   string                 `protobuf:"bytes,1,opt,name=id"`
+	xxx_hidden_Name                 string                 `protobuf:"bytes,2,opt,name=name"`
+	xxx_hidden_Uuid                 string                 `protobuf:"bytes,3,opt,name=uuid"`
+	xxx_hidden_Role                 VolumeRole             `protobuf:"varint,4,opt,name=role,enum=rdsd.v1.VolumeRole"`
+	xxx_hidden_Peer                 string                 `protobuf:"bytes,5,opt,name=peer"`
+	xxx_hidden_Up                   bool                   `protobuf:"varint,6,opt,name=up"`
+	xxx_hidden_StateNs              uint64                 `protobuf:"varint,7,opt,name=state_ns,json=stateNs"`
+	xxx_hidden_Policy               VolumePolicy           `protobuf:"varint,8,opt,name=policy,enum=rdsd.v1.VolumePolicy"`
+	xxx_hidden_OnLoss               VolumeOnLoss           `protobuf:"varint,9,opt,name=on_loss,json=onLoss,enum=rdsd.v1.VolumeOnLoss"`
+	xxx_hidden_Volume               []string               `protobuf:"bytes,10,rep,name=volume"`
+	xxx_hidden_Paths                uint32                 `protobuf:"varint,11,opt,name=paths"`
+	xxx_hidden_PathsUp              uint32                 `protobuf:"varint,12,opt,name=paths_up,json=pathsUp"`
+	xxx_hidden_QueueDepth           uint32                 `protobuf:"varint,13,opt,name=queue_depth,json=queueDepth"`
+	xxx_hidden_InFlight             uint32                 `protobuf:"varint,14,opt,name=in_flight,json=inFlight"`
+	xxx_hidden_Waiting              uint32                 `protobuf:"varint,15,opt,name=waiting"`
+	xxx_hidden_MaxIoBytes           uint32                 `protobuf:"varint,16,opt,name=max_io_bytes,json=maxIoBytes"`
+	xxx_hidden_MemoryBytes          uint64                 `protobuf:"varint,17,opt,name=memory_bytes,json=memoryBytes"`
+	xxx_hidden_PolicyName           string                 `protobuf:"bytes,18,opt,name=policy_name,json=policyName"`
+	xxx_hidden_Kernel               bool                   `protobuf:"varint,19,opt,name=kernel"`
+	xxx_hidden_Unfenced             VolumeUnfenced         `protobuf:"varint,20,opt,name=unfenced,enum=rdsd.v1.VolumeUnfenced"`
+	xxx_hidden_UnfencedAfterNs      int64                  `protobuf:"varint,21,opt,name=unfenced_after_ns,json=unfencedAfterNs"`
+	xxx_hidden_UnfencedFailovers    uint64                 `protobuf:"varint,22,opt,name=unfenced_failovers,json=unfencedFailovers"`
+	xxx_hidden_MaxReconnectAttempts int32                  `protobuf:"varint,23,opt,name=max_reconnect_attempts,json=maxReconnectAttempts"`
+	unknownFields                   protoimpl.UnknownFields
+	sizeCache                       protoimpl.SizeCache
 }
 
 func (x *VolumeSession) Reset() {
@@ -3821,6 +3958,34 @@ func (x *VolumeSession) GetKernel() bool {
 	return false
 }
 
+func (x *VolumeSession) GetUnfenced() VolumeUnfenced {
+	if x != nil {
+		return x.xxx_hidden_Unfenced
+	}
+	return VolumeUnfenced_VOLUME_UNFENCED_UNSPECIFIED
+}
+
+func (x *VolumeSession) GetUnfencedAfterNs() int64 {
+	if x != nil {
+		return x.xxx_hidden_UnfencedAfterNs
+	}
+	return 0
+}
+
+func (x *VolumeSession) GetUnfencedFailovers() uint64 {
+	if x != nil {
+		return x.xxx_hidden_UnfencedFailovers
+	}
+	return 0
+}
+
+func (x *VolumeSession) GetMaxReconnectAttempts() int32 {
+	if x != nil {
+		return x.xxx_hidden_MaxReconnectAttempts
+	}
+	return 0
+}
+
 func (x *VolumeSession) SetId(v string) {
 	x.xxx_hidden_Id = v
 }
@@ -3897,28 +4062,48 @@ func (x *VolumeSession) SetKernel(v bool) {
 	x.xxx_hidden_Kernel = v
 }
 
+func (x *VolumeSession) SetUnfenced(v VolumeUnfenced) {
+	x.xxx_hidden_Unfenced = v
+}
+
+func (x *VolumeSession) SetUnfencedAfterNs(v int64) {
+	x.xxx_hidden_UnfencedAfterNs = v
+}
+
+func (x *VolumeSession) SetUnfencedFailovers(v uint64) {
+	x.xxx_hidden_UnfencedFailovers = v
+}
+
+func (x *VolumeSession) SetMaxReconnectAttempts(v int32) {
+	x.xxx_hidden_MaxReconnectAttempts = v
+}
+
 type VolumeSession_builder struct {
 	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
 
-	Id          string
-	Name        string
-	Uuid        string
-	Role        VolumeRole
-	Peer        string
-	Up          bool
-	StateNs     uint64
-	Policy      VolumePolicy
-	OnLoss      VolumeOnLoss
-	Volume      []string
-	Paths       uint32
-	PathsUp     uint32
-	QueueDepth  uint32
-	InFlight    uint32
-	Waiting     uint32
-	MaxIoBytes  uint32
-	MemoryBytes uint64
-	PolicyName  string
-	Kernel      bool
+	Id                   string
+	Name                 string
+	Uuid                 string
+	Role                 VolumeRole
+	Peer                 string
+	Up                   bool
+	StateNs              uint64
+	Policy               VolumePolicy
+	OnLoss               VolumeOnLoss
+	Volume               []string
+	Paths                uint32
+	PathsUp              uint32
+	QueueDepth           uint32
+	InFlight             uint32
+	Waiting              uint32
+	MaxIoBytes           uint32
+	MemoryBytes          uint64
+	PolicyName           string
+	Kernel               bool
+	Unfenced             VolumeUnfenced
+	UnfencedAfterNs      int64
+	UnfencedFailovers    uint64
+	MaxReconnectAttempts int32
 }
 
 func (b0 VolumeSession_builder) Build() *VolumeSession {
@@ -3944,6 +4129,10 @@ func (b0 VolumeSession_builder) Build() *VolumeSession {
 	x.xxx_hidden_MemoryBytes = b.MemoryBytes
 	x.xxx_hidden_PolicyName = b.PolicyName
 	x.xxx_hidden_Kernel = b.Kernel
+	x.xxx_hidden_Unfenced = b.Unfenced
+	x.xxx_hidden_UnfencedAfterNs = b.UnfencedAfterNs
+	x.xxx_hidden_UnfencedFailovers = b.UnfencedFailovers
+	x.xxx_hidden_MaxReconnectAttempts = b.MaxReconnectAttempts
 	return m0
 }
 
@@ -4670,6 +4859,120 @@ func (b0 VolumeSetPolicyResponse_builder) Build() *VolumeSetPolicyResponse {
 	return m0
 }
 
+// What is left out stays as it is.
+type VolumeSetSessionRequest struct {
+	state                           protoimpl.MessageState `protogen:"opaque.v1"`
+	xxx_hidden_Session              string                 `protobuf:"bytes,1,opt,name=session"`
+	xxx_hidden_PolicyName           string                 `protobuf:"bytes,2,opt,name=policy_name,json=policyName"`
+	xxx_hidden_Unfenced             VolumeUnfenced         `protobuf:"varint,3,opt,name=unfenced,enum=rdsd.v1.VolumeUnfenced"`
+	xxx_hidden_UnfencedAfterNs      int64                  `protobuf:"varint,4,opt,name=unfenced_after_ns,json=unfencedAfterNs"`
+	xxx_hidden_MaxReconnectAttempts int32                  `protobuf:"varint,5,opt,name=max_reconnect_attempts,json=maxReconnectAttempts"`
+	unknownFields                   protoimpl.UnknownFields
+	sizeCache                       protoimpl.SizeCache
+}
+
+func (x *VolumeSetSessionRequest) Reset() {
+	*x = VolumeSetSessionRequest{}
+	mi := &file_rdsd_v1_volume_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeSetSessionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeSetSessionRequest) ProtoMessage() {}
+
+func (x *VolumeSetSessionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rdsd_v1_volume_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+func (x *VolumeSetSessionRequest) GetSession() string {
+	if x != nil {
+		return x.xxx_hidden_Session
+	}
+	return ""
+}
+
+func (x *VolumeSetSessionRequest) GetPolicyName() string {
+	if x != nil {
+		return x.xxx_hidden_PolicyName
+	}
+	return ""
+}
+
+func (x *VolumeSetSessionRequest) GetUnfenced() VolumeUnfenced {
+	if x != nil {
+		return x.xxx_hidden_Unfenced
+	}
+	return VolumeUnfenced_VOLUME_UNFENCED_UNSPECIFIED
+}
+
+func (x *VolumeSetSessionRequest) GetUnfencedAfterNs() int64 {
+	if x != nil {
+		return x.xxx_hidden_UnfencedAfterNs
+	}
+	return 0
+}
+
+func (x *VolumeSetSessionRequest) GetMaxReconnectAttempts() int32 {
+	if x != nil {
+		return x.xxx_hidden_MaxReconnectAttempts
+	}
+	return 0
+}
+
+func (x *VolumeSetSessionRequest) SetSession(v string) {
+	x.xxx_hidden_Session = v
+}
+
+func (x *VolumeSetSessionRequest) SetPolicyName(v string) {
+	x.xxx_hidden_PolicyName = v
+}
+
+func (x *VolumeSetSessionRequest) SetUnfenced(v VolumeUnfenced) {
+	x.xxx_hidden_Unfenced = v
+}
+
+func (x *VolumeSetSessionRequest) SetUnfencedAfterNs(v int64) {
+	x.xxx_hidden_UnfencedAfterNs = v
+}
+
+func (x *VolumeSetSessionRequest) SetMaxReconnectAttempts(v int32) {
+	x.xxx_hidden_MaxReconnectAttempts = v
+}
+
+type VolumeSetSessionRequest_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	Session              string
+	PolicyName           string
+	Unfenced             VolumeUnfenced
+	UnfencedAfterNs      int64
+	MaxReconnectAttempts int32
+}
+
+func (b0 VolumeSetSessionRequest_builder) Build() *VolumeSetSessionRequest {
+	m0 := &VolumeSetSessionRequest{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.xxx_hidden_Session = b.Session
+	x.xxx_hidden_PolicyName = b.PolicyName
+	x.xxx_hidden_Unfenced = b.Unfenced
+	x.xxx_hidden_UnfencedAfterNs = b.UnfencedAfterNs
+	x.xxx_hidden_MaxReconnectAttempts = b.MaxReconnectAttempts
+	return m0
+}
+
 type VolumeResetStatsRequest struct {
 	state              protoimpl.MessageState `protogen:"opaque.v1"`
 	xxx_hidden_Session string                 `protobuf:"bytes,1,opt,name=session"`
@@ -4680,7 +4983,7 @@ type VolumeResetStatsRequest struct {
 
 func (x *VolumeResetStatsRequest) Reset() {
 	*x = VolumeResetStatsRequest{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[31]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4692,7 +4995,7 @@ func (x *VolumeResetStatsRequest) String() string {
 func (*VolumeResetStatsRequest) ProtoMessage() {}
 
 func (x *VolumeResetStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[31]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4760,7 +5063,7 @@ type VolumeResetStatsResponse struct {
 
 func (x *VolumeResetStatsResponse) Reset() {
 	*x = VolumeResetStatsResponse{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[32]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4772,7 +5075,7 @@ func (x *VolumeResetStatsResponse) String() string {
 func (*VolumeResetStatsResponse) ProtoMessage() {}
 
 func (x *VolumeResetStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[32]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4804,7 +5107,7 @@ type VolumeCheckRequest struct {
 
 func (x *VolumeCheckRequest) Reset() {
 	*x = VolumeCheckRequest{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[33]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4816,7 +5119,7 @@ func (x *VolumeCheckRequest) String() string {
 func (*VolumeCheckRequest) ProtoMessage() {}
 
 func (x *VolumeCheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[33]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4861,7 +5164,7 @@ type VolumeCheckResponse struct {
 
 func (x *VolumeCheckResponse) Reset() {
 	*x = VolumeCheckResponse{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[34]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4873,7 +5176,7 @@ func (x *VolumeCheckResponse) String() string {
 func (*VolumeCheckResponse) ProtoMessage() {}
 
 func (x *VolumeCheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[34]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4923,7 +5226,7 @@ type VolumeFinding struct {
 
 func (x *VolumeFinding) Reset() {
 	*x = VolumeFinding{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[35]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4935,7 +5238,7 @@ func (x *VolumeFinding) String() string {
 func (*VolumeFinding) ProtoMessage() {}
 
 func (x *VolumeFinding) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[35]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5020,7 +5323,7 @@ type VolumeWatchRequest struct {
 
 func (x *VolumeWatchRequest) Reset() {
 	*x = VolumeWatchRequest{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[36]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5032,7 +5335,7 @@ func (x *VolumeWatchRequest) String() string {
 func (*VolumeWatchRequest) ProtoMessage() {}
 
 func (x *VolumeWatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[36]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5105,7 +5408,7 @@ type VolumeEvent struct {
 
 func (x *VolumeEvent) Reset() {
 	*x = VolumeEvent{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[37]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5117,7 +5420,7 @@ func (x *VolumeEvent) String() string {
 func (*VolumeEvent) ProtoMessage() {}
 
 func (x *VolumeEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[37]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5419,7 +5722,7 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"\x16VolumeUnexportResponse\"J\n" +
 	"\x0eVolumePathSpec\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12 \n" +
-	"\vdestination\x18\x02 \x01(\tR\vdestination\"\xaf\x04\n" +
+	"\vdestination\x18\x02 \x01(\tR\vdestination\"\xc6\x05\n" +
 	"\x10VolumeMapRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12-\n" +
@@ -5440,7 +5743,10 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"queueDepth\x12\x0e\n" +
 	"\x02id\x18\x0f \x01(\tR\x02id\x12\x1f\n" +
 	"\vpolicy_name\x18\x10 \x01(\tR\n" +
-	"policyName\"\x9f\a\n" +
+	"policyName\x123\n" +
+	"\bunfenced\x18\x11 \x01(\x0e2\x17.rdsd.v1.VolumeUnfencedR\bunfenced\x12*\n" +
+	"\x11unfenced_after_ns\x18\x12 \x01(\x03R\x0funfencedAfterNs\x124\n" +
+	"\x16max_reconnect_attempts\x18\x13 \x01(\x05R\x14maxReconnectAttempts\"\xb6\b\n" +
 	"\rVolumeMapping\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06device\x18\x02 \x01(\tR\x06device\x12\x10\n" +
@@ -5473,7 +5779,10 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"\vqueue_depth\x18\x1a \x01(\rR\n" +
 	"queueDepth\x12\x1f\n" +
 	"\vpolicy_name\x18\x1b \x01(\tR\n" +
-	"policyName\"\xfa\x01\n" +
+	"policyName\x123\n" +
+	"\bunfenced\x18\x1c \x01(\x0e2\x17.rdsd.v1.VolumeUnfencedR\bunfenced\x12*\n" +
+	"\x11unfenced_after_ns\x18\x1d \x01(\x03R\x0funfencedAfterNs\x124\n" +
+	"\x16max_reconnect_attempts\x18\x1e \x01(\x05R\x14maxReconnectAttempts\"\xfa\x01\n" +
 	"\x10VolumeOpCounters\x12\x1c\n" +
 	"\toperation\x18\x01 \x01(\tR\toperation\x12\x1c\n" +
 	"\tsubmitted\x18\x02 \x01(\x04R\tsubmitted\x12\x1c\n" +
@@ -5523,7 +5832,7 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"size_bytes\x18\x01 \x01(\x04R\tsizeBytes\"\x1b\n" +
 	"\x19VolumeListSessionsRequest\"N\n" +
 	"\x1aVolumeListSessionsResponse\x120\n" +
-	"\asession\x18\x01 \x03(\v2\x16.rdsd.v1.VolumeSessionR\asession\"\xad\x04\n" +
+	"\asession\x18\x01 \x03(\v2\x16.rdsd.v1.VolumeSessionR\asession\"\xf3\x05\n" +
 	"\rVolumeSession\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
@@ -5547,7 +5856,11 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"\fmemory_bytes\x18\x11 \x01(\x04R\vmemoryBytes\x12\x1f\n" +
 	"\vpolicy_name\x18\x12 \x01(\tR\n" +
 	"policyName\x12\x16\n" +
-	"\x06kernel\x18\x13 \x01(\bR\x06kernel\"2\n" +
+	"\x06kernel\x18\x13 \x01(\bR\x06kernel\x123\n" +
+	"\bunfenced\x18\x14 \x01(\x0e2\x17.rdsd.v1.VolumeUnfencedR\bunfenced\x12*\n" +
+	"\x11unfenced_after_ns\x18\x15 \x01(\x03R\x0funfencedAfterNs\x12-\n" +
+	"\x12unfenced_failovers\x18\x16 \x01(\x04R\x11unfencedFailovers\x124\n" +
+	"\x16max_reconnect_attempts\x18\x17 \x01(\x05R\x14maxReconnectAttempts\"2\n" +
 	"\x16VolumeListPathsRequest\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\"B\n" +
 	"\x17VolumeListPathsResponse\x12'\n" +
@@ -5593,7 +5906,14 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"\x06policy\x18\x02 \x01(\x0e2\x15.rdsd.v1.VolumePolicyR\x06policy\x12\x1f\n" +
 	"\vpolicy_name\x18\x03 \x01(\tR\n" +
 	"policyName\"\x19\n" +
-	"\x17VolumeSetPolicyResponse\"`\n" +
+	"\x17VolumeSetPolicyResponse\"\xeb\x01\n" +
+	"\x17VolumeSetSessionRequest\x12\x18\n" +
+	"\asession\x18\x01 \x01(\tR\asession\x12\x1f\n" +
+	"\vpolicy_name\x18\x02 \x01(\tR\n" +
+	"policyName\x123\n" +
+	"\bunfenced\x18\x03 \x01(\x0e2\x17.rdsd.v1.VolumeUnfencedR\bunfenced\x12*\n" +
+	"\x11unfenced_after_ns\x18\x04 \x01(\x03R\x0funfencedAfterNs\x124\n" +
+	"\x16max_reconnect_attempts\x18\x05 \x01(\x05R\x14maxReconnectAttempts\"`\n" +
 	"\x17VolumeResetStatsRequest\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12+\n" +
 	"\x04path\x18\x02 \x01(\v2\x17.rdsd.v1.VolumePathSpecR\x04path\"\x1a\n" +
@@ -5652,7 +5972,12 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"\fVolumeOnLoss\x12\x1e\n" +
 	"\x1aVOLUME_ON_LOSS_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13VOLUME_ON_LOSS_WAIT\x10\x01\x12\x18\n" +
-	"\x14VOLUME_ON_LOSS_ERROR\x10\x02*\x96\x01\n" +
+	"\x14VOLUME_ON_LOSS_ERROR\x10\x02*\x7f\n" +
+	"\x0eVolumeUnfenced\x12\x1f\n" +
+	"\x1bVOLUME_UNFENCED_UNSPECIFIED\x10\x00\x12\x19\n" +
+	"\x15VOLUME_UNFENCED_AFTER\x10\x01\x12\x17\n" +
+	"\x13VOLUME_UNFENCED_NOW\x10\x02\x12\x18\n" +
+	"\x14VOLUME_UNFENCED_WAIT\x10\x03*\x96\x01\n" +
 	"\x11VolumeExportState\x12#\n" +
 	"\x1fVOLUME_EXPORT_STATE_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18VOLUME_EXPORT_STATE_OPEN\x10\x01\x12\x1e\n" +
@@ -5697,8 +6022,7 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"\x18VOLUME_EVENT_KIND_EXPORT\x10\x05\x12\x1e\n" +
 	"\x1aVOLUME_EVENT_KIND_FAILOVER\x10\x06\x12\x1c\n" +
 	"\x18VOLUME_EVENT_KIND_RESIZE\x10\a\x12\x1b\n" +
-	"\x17VOLUME_EVENT_KIND_ERROR\x10\b2\xc4\n" +
-	"\n" +
+	"\x17VOLUME_EVENT_KIND_ERROR\x10\b2\x8c\v\n" +
 	"\rVolumeService\x12=\n" +
 	"\x06Export\x12\x1c.rdsd.v1.VolumeExportRequest\x1a\x15.rdsd.v1.VolumeExport\x12K\n" +
 	"\bUnexport\x12\x1e.rdsd.v1.VolumeUnexportRequest\x1a\x1f.rdsd.v1.VolumeUnexportResponse\x128\n" +
@@ -5716,153 +6040,163 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"RemovePath\x12\x1a.rdsd.v1.VolumePathRequest\x1a\x1b.rdsd.v1.VolumePathResponse\x12I\n" +
 	"\x0eDisconnectPath\x12\x1a.rdsd.v1.VolumePathRequest\x1a\x1b.rdsd.v1.VolumePathResponse\x12H\n" +
 	"\rReconnectPath\x12\x1a.rdsd.v1.VolumePathRequest\x1a\x1b.rdsd.v1.VolumePathResponse\x12N\n" +
-	"\tSetPolicy\x12\x1f.rdsd.v1.VolumeSetPolicyRequest\x1a .rdsd.v1.VolumeSetPolicyResponse\x12Q\n" +
+	"\tSetPolicy\x12\x1f.rdsd.v1.VolumeSetPolicyRequest\x1a .rdsd.v1.VolumeSetPolicyResponse\x12F\n" +
+	"\n" +
+	"SetSession\x12 .rdsd.v1.VolumeSetSessionRequest\x1a\x16.rdsd.v1.VolumeSession\x12Q\n" +
 	"\n" +
 	"ResetStats\x12 .rdsd.v1.VolumeResetStatsRequest\x1a!.rdsd.v1.VolumeResetStatsResponse\x12B\n" +
 	"\x05Check\x12\x1b.rdsd.v1.VolumeCheckRequest\x1a\x1c.rdsd.v1.VolumeCheckResponse\x12<\n" +
 	"\x05Watch\x12\x1b.rdsd.v1.VolumeWatchRequest\x1a\x14.rdsd.v1.VolumeEvent0\x01B.Z'github.com/rdsd/rdsd/api/rdsd/v1;rdsdv1\x92\x03\x02\b\x02b\beditionsp\xe8\a"
 
-var file_rdsd_v1_volume_proto_enumTypes = make([]protoimpl.EnumInfo, 12)
-var file_rdsd_v1_volume_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
+var file_rdsd_v1_volume_proto_enumTypes = make([]protoimpl.EnumInfo, 13)
+var file_rdsd_v1_volume_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_rdsd_v1_volume_proto_goTypes = []any{
 	(VolumeKind)(0),                    // 0: rdsd.v1.VolumeKind
 	(VolumeAccess)(0),                  // 1: rdsd.v1.VolumeAccess
 	(VolumeAttach)(0),                  // 2: rdsd.v1.VolumeAttach
 	(VolumePolicy)(0),                  // 3: rdsd.v1.VolumePolicy
 	(VolumeOnLoss)(0),                  // 4: rdsd.v1.VolumeOnLoss
-	(VolumeExportState)(0),             // 5: rdsd.v1.VolumeExportState
-	(VolumeOrigin)(0),                  // 6: rdsd.v1.VolumeOrigin
-	(VolumeMappingState)(0),            // 7: rdsd.v1.VolumeMappingState
-	(VolumePathState)(0),               // 8: rdsd.v1.VolumePathState
-	(VolumeRole)(0),                    // 9: rdsd.v1.VolumeRole
-	(VolumeSeverity)(0),                // 10: rdsd.v1.VolumeSeverity
-	(VolumeEventKind)(0),               // 11: rdsd.v1.VolumeEventKind
-	(*VolumeExportRequest)(nil),        // 12: rdsd.v1.VolumeExportRequest
-	(*VolumeExport)(nil),               // 13: rdsd.v1.VolumeExport
-	(*VolumeInfo)(nil),                 // 14: rdsd.v1.VolumeInfo
-	(*VolumeUser)(nil),                 // 15: rdsd.v1.VolumeUser
-	(*VolumeUnexportRequest)(nil),      // 16: rdsd.v1.VolumeUnexportRequest
-	(*VolumeUnexportResponse)(nil),     // 17: rdsd.v1.VolumeUnexportResponse
-	(*VolumePathSpec)(nil),             // 18: rdsd.v1.VolumePathSpec
-	(*VolumeMapRequest)(nil),           // 19: rdsd.v1.VolumeMapRequest
-	(*VolumeMapping)(nil),              // 20: rdsd.v1.VolumeMapping
-	(*VolumeOpCounters)(nil),           // 21: rdsd.v1.VolumeOpCounters
-	(*VolumeUnmapRequest)(nil),         // 22: rdsd.v1.VolumeUnmapRequest
-	(*VolumeUnmapResponse)(nil),        // 23: rdsd.v1.VolumeUnmapResponse
-	(*VolumeRemapRequest)(nil),         // 24: rdsd.v1.VolumeRemapRequest
-	(*VolumeListRequest)(nil),          // 25: rdsd.v1.VolumeListRequest
-	(*VolumeListResponse)(nil),         // 26: rdsd.v1.VolumeListResponse
-	(*VolumeGetRequest)(nil),           // 27: rdsd.v1.VolumeGetRequest
-	(*VolumeGetResponse)(nil),          // 28: rdsd.v1.VolumeGetResponse
-	(*VolumeInfoRequest)(nil),          // 29: rdsd.v1.VolumeInfoRequest
-	(*VolumeInfoResponse)(nil),         // 30: rdsd.v1.VolumeInfoResponse
-	(*VolumeResizeRequest)(nil),        // 31: rdsd.v1.VolumeResizeRequest
-	(*VolumeResizeResponse)(nil),       // 32: rdsd.v1.VolumeResizeResponse
-	(*VolumeListSessionsRequest)(nil),  // 33: rdsd.v1.VolumeListSessionsRequest
-	(*VolumeListSessionsResponse)(nil), // 34: rdsd.v1.VolumeListSessionsResponse
-	(*VolumeSession)(nil),              // 35: rdsd.v1.VolumeSession
-	(*VolumeListPathsRequest)(nil),     // 36: rdsd.v1.VolumeListPathsRequest
-	(*VolumeListPathsResponse)(nil),    // 37: rdsd.v1.VolumeListPathsResponse
-	(*VolumePath)(nil),                 // 38: rdsd.v1.VolumePath
-	(*VolumePathRequest)(nil),          // 39: rdsd.v1.VolumePathRequest
-	(*VolumePathResponse)(nil),         // 40: rdsd.v1.VolumePathResponse
-	(*VolumeSetPolicyRequest)(nil),     // 41: rdsd.v1.VolumeSetPolicyRequest
-	(*VolumeSetPolicyResponse)(nil),    // 42: rdsd.v1.VolumeSetPolicyResponse
-	(*VolumeResetStatsRequest)(nil),    // 43: rdsd.v1.VolumeResetStatsRequest
-	(*VolumeResetStatsResponse)(nil),   // 44: rdsd.v1.VolumeResetStatsResponse
-	(*VolumeCheckRequest)(nil),         // 45: rdsd.v1.VolumeCheckRequest
-	(*VolumeCheckResponse)(nil),        // 46: rdsd.v1.VolumeCheckResponse
-	(*VolumeFinding)(nil),              // 47: rdsd.v1.VolumeFinding
-	(*VolumeWatchRequest)(nil),         // 48: rdsd.v1.VolumeWatchRequest
-	(*VolumeEvent)(nil),                // 49: rdsd.v1.VolumeEvent
+	(VolumeUnfenced)(0),                // 5: rdsd.v1.VolumeUnfenced
+	(VolumeExportState)(0),             // 6: rdsd.v1.VolumeExportState
+	(VolumeOrigin)(0),                  // 7: rdsd.v1.VolumeOrigin
+	(VolumeMappingState)(0),            // 8: rdsd.v1.VolumeMappingState
+	(VolumePathState)(0),               // 9: rdsd.v1.VolumePathState
+	(VolumeRole)(0),                    // 10: rdsd.v1.VolumeRole
+	(VolumeSeverity)(0),                // 11: rdsd.v1.VolumeSeverity
+	(VolumeEventKind)(0),               // 12: rdsd.v1.VolumeEventKind
+	(*VolumeExportRequest)(nil),        // 13: rdsd.v1.VolumeExportRequest
+	(*VolumeExport)(nil),               // 14: rdsd.v1.VolumeExport
+	(*VolumeInfo)(nil),                 // 15: rdsd.v1.VolumeInfo
+	(*VolumeUser)(nil),                 // 16: rdsd.v1.VolumeUser
+	(*VolumeUnexportRequest)(nil),      // 17: rdsd.v1.VolumeUnexportRequest
+	(*VolumeUnexportResponse)(nil),     // 18: rdsd.v1.VolumeUnexportResponse
+	(*VolumePathSpec)(nil),             // 19: rdsd.v1.VolumePathSpec
+	(*VolumeMapRequest)(nil),           // 20: rdsd.v1.VolumeMapRequest
+	(*VolumeMapping)(nil),              // 21: rdsd.v1.VolumeMapping
+	(*VolumeOpCounters)(nil),           // 22: rdsd.v1.VolumeOpCounters
+	(*VolumeUnmapRequest)(nil),         // 23: rdsd.v1.VolumeUnmapRequest
+	(*VolumeUnmapResponse)(nil),        // 24: rdsd.v1.VolumeUnmapResponse
+	(*VolumeRemapRequest)(nil),         // 25: rdsd.v1.VolumeRemapRequest
+	(*VolumeListRequest)(nil),          // 26: rdsd.v1.VolumeListRequest
+	(*VolumeListResponse)(nil),         // 27: rdsd.v1.VolumeListResponse
+	(*VolumeGetRequest)(nil),           // 28: rdsd.v1.VolumeGetRequest
+	(*VolumeGetResponse)(nil),          // 29: rdsd.v1.VolumeGetResponse
+	(*VolumeInfoRequest)(nil),          // 30: rdsd.v1.VolumeInfoRequest
+	(*VolumeInfoResponse)(nil),         // 31: rdsd.v1.VolumeInfoResponse
+	(*VolumeResizeRequest)(nil),        // 32: rdsd.v1.VolumeResizeRequest
+	(*VolumeResizeResponse)(nil),       // 33: rdsd.v1.VolumeResizeResponse
+	(*VolumeListSessionsRequest)(nil),  // 34: rdsd.v1.VolumeListSessionsRequest
+	(*VolumeListSessionsResponse)(nil), // 35: rdsd.v1.VolumeListSessionsResponse
+	(*VolumeSession)(nil),              // 36: rdsd.v1.VolumeSession
+	(*VolumeListPathsRequest)(nil),     // 37: rdsd.v1.VolumeListPathsRequest
+	(*VolumeListPathsResponse)(nil),    // 38: rdsd.v1.VolumeListPathsResponse
+	(*VolumePath)(nil),                 // 39: rdsd.v1.VolumePath
+	(*VolumePathRequest)(nil),          // 40: rdsd.v1.VolumePathRequest
+	(*VolumePathResponse)(nil),         // 41: rdsd.v1.VolumePathResponse
+	(*VolumeSetPolicyRequest)(nil),     // 42: rdsd.v1.VolumeSetPolicyRequest
+	(*VolumeSetPolicyResponse)(nil),    // 43: rdsd.v1.VolumeSetPolicyResponse
+	(*VolumeSetSessionRequest)(nil),    // 44: rdsd.v1.VolumeSetSessionRequest
+	(*VolumeResetStatsRequest)(nil),    // 45: rdsd.v1.VolumeResetStatsRequest
+	(*VolumeResetStatsResponse)(nil),   // 46: rdsd.v1.VolumeResetStatsResponse
+	(*VolumeCheckRequest)(nil),         // 47: rdsd.v1.VolumeCheckRequest
+	(*VolumeCheckResponse)(nil),        // 48: rdsd.v1.VolumeCheckResponse
+	(*VolumeFinding)(nil),              // 49: rdsd.v1.VolumeFinding
+	(*VolumeWatchRequest)(nil),         // 50: rdsd.v1.VolumeWatchRequest
+	(*VolumeEvent)(nil),                // 51: rdsd.v1.VolumeEvent
 }
 var file_rdsd_v1_volume_proto_depIdxs = []int32{
 	0,  // 0: rdsd.v1.VolumeExportRequest.kind:type_name -> rdsd.v1.VolumeKind
 	0,  // 1: rdsd.v1.VolumeExport.kind:type_name -> rdsd.v1.VolumeKind
-	6,  // 2: rdsd.v1.VolumeExport.origin:type_name -> rdsd.v1.VolumeOrigin
-	5,  // 3: rdsd.v1.VolumeExport.state:type_name -> rdsd.v1.VolumeExportState
-	14, // 4: rdsd.v1.VolumeExport.info:type_name -> rdsd.v1.VolumeInfo
-	15, // 5: rdsd.v1.VolumeExport.user:type_name -> rdsd.v1.VolumeUser
-	21, // 6: rdsd.v1.VolumeExport.operation:type_name -> rdsd.v1.VolumeOpCounters
+	7,  // 2: rdsd.v1.VolumeExport.origin:type_name -> rdsd.v1.VolumeOrigin
+	6,  // 3: rdsd.v1.VolumeExport.state:type_name -> rdsd.v1.VolumeExportState
+	15, // 4: rdsd.v1.VolumeExport.info:type_name -> rdsd.v1.VolumeInfo
+	16, // 5: rdsd.v1.VolumeExport.user:type_name -> rdsd.v1.VolumeUser
+	22, // 6: rdsd.v1.VolumeExport.operation:type_name -> rdsd.v1.VolumeOpCounters
 	1,  // 7: rdsd.v1.VolumeUser.access:type_name -> rdsd.v1.VolumeAccess
 	2,  // 8: rdsd.v1.VolumeMapRequest.attach:type_name -> rdsd.v1.VolumeAttach
-	18, // 9: rdsd.v1.VolumeMapRequest.path:type_name -> rdsd.v1.VolumePathSpec
+	19, // 9: rdsd.v1.VolumeMapRequest.path:type_name -> rdsd.v1.VolumePathSpec
 	3,  // 10: rdsd.v1.VolumeMapRequest.policy:type_name -> rdsd.v1.VolumePolicy
 	1,  // 11: rdsd.v1.VolumeMapRequest.access:type_name -> rdsd.v1.VolumeAccess
 	4,  // 12: rdsd.v1.VolumeMapRequest.on_loss:type_name -> rdsd.v1.VolumeOnLoss
-	2,  // 13: rdsd.v1.VolumeMapping.attach:type_name -> rdsd.v1.VolumeAttach
-	7,  // 14: rdsd.v1.VolumeMapping.state:type_name -> rdsd.v1.VolumeMappingState
-	14, // 15: rdsd.v1.VolumeMapping.info:type_name -> rdsd.v1.VolumeInfo
-	1,  // 16: rdsd.v1.VolumeMapping.access:type_name -> rdsd.v1.VolumeAccess
-	18, // 17: rdsd.v1.VolumeMapping.path:type_name -> rdsd.v1.VolumePathSpec
-	3,  // 18: rdsd.v1.VolumeMapping.policy:type_name -> rdsd.v1.VolumePolicy
-	4,  // 19: rdsd.v1.VolumeMapping.on_loss:type_name -> rdsd.v1.VolumeOnLoss
-	18, // 20: rdsd.v1.VolumeMapping.address:type_name -> rdsd.v1.VolumePathSpec
-	21, // 21: rdsd.v1.VolumeMapping.operation:type_name -> rdsd.v1.VolumeOpCounters
-	13, // 22: rdsd.v1.VolumeListResponse.export:type_name -> rdsd.v1.VolumeExport
-	20, // 23: rdsd.v1.VolumeListResponse.mapping:type_name -> rdsd.v1.VolumeMapping
-	13, // 24: rdsd.v1.VolumeGetResponse.export:type_name -> rdsd.v1.VolumeExport
-	20, // 25: rdsd.v1.VolumeGetResponse.mapping:type_name -> rdsd.v1.VolumeMapping
-	18, // 26: rdsd.v1.VolumeInfoRequest.path:type_name -> rdsd.v1.VolumePathSpec
-	14, // 27: rdsd.v1.VolumeInfoResponse.info:type_name -> rdsd.v1.VolumeInfo
-	35, // 28: rdsd.v1.VolumeListSessionsResponse.session:type_name -> rdsd.v1.VolumeSession
-	9,  // 29: rdsd.v1.VolumeSession.role:type_name -> rdsd.v1.VolumeRole
-	3,  // 30: rdsd.v1.VolumeSession.policy:type_name -> rdsd.v1.VolumePolicy
-	4,  // 31: rdsd.v1.VolumeSession.on_loss:type_name -> rdsd.v1.VolumeOnLoss
-	38, // 32: rdsd.v1.VolumeListPathsResponse.path:type_name -> rdsd.v1.VolumePath
-	9,  // 33: rdsd.v1.VolumePath.role:type_name -> rdsd.v1.VolumeRole
-	8,  // 34: rdsd.v1.VolumePath.state:type_name -> rdsd.v1.VolumePathState
-	18, // 35: rdsd.v1.VolumePathRequest.path:type_name -> rdsd.v1.VolumePathSpec
-	3,  // 36: rdsd.v1.VolumeSetPolicyRequest.policy:type_name -> rdsd.v1.VolumePolicy
-	18, // 37: rdsd.v1.VolumeResetStatsRequest.path:type_name -> rdsd.v1.VolumePathSpec
-	47, // 38: rdsd.v1.VolumeCheckResponse.finding:type_name -> rdsd.v1.VolumeFinding
-	10, // 39: rdsd.v1.VolumeFinding.severity:type_name -> rdsd.v1.VolumeSeverity
-	11, // 40: rdsd.v1.VolumeEvent.kind:type_name -> rdsd.v1.VolumeEventKind
-	9,  // 41: rdsd.v1.VolumeEvent.role:type_name -> rdsd.v1.VolumeRole
-	18, // 42: rdsd.v1.VolumeEvent.path:type_name -> rdsd.v1.VolumePathSpec
-	12, // 43: rdsd.v1.VolumeService.Export:input_type -> rdsd.v1.VolumeExportRequest
-	16, // 44: rdsd.v1.VolumeService.Unexport:input_type -> rdsd.v1.VolumeUnexportRequest
-	19, // 45: rdsd.v1.VolumeService.Map:input_type -> rdsd.v1.VolumeMapRequest
-	22, // 46: rdsd.v1.VolumeService.Unmap:input_type -> rdsd.v1.VolumeUnmapRequest
-	24, // 47: rdsd.v1.VolumeService.Remap:input_type -> rdsd.v1.VolumeRemapRequest
-	25, // 48: rdsd.v1.VolumeService.List:input_type -> rdsd.v1.VolumeListRequest
-	27, // 49: rdsd.v1.VolumeService.Get:input_type -> rdsd.v1.VolumeGetRequest
-	29, // 50: rdsd.v1.VolumeService.Info:input_type -> rdsd.v1.VolumeInfoRequest
-	31, // 51: rdsd.v1.VolumeService.Resize:input_type -> rdsd.v1.VolumeResizeRequest
-	33, // 52: rdsd.v1.VolumeService.ListSessions:input_type -> rdsd.v1.VolumeListSessionsRequest
-	36, // 53: rdsd.v1.VolumeService.ListPaths:input_type -> rdsd.v1.VolumeListPathsRequest
-	39, // 54: rdsd.v1.VolumeService.AddPath:input_type -> rdsd.v1.VolumePathRequest
-	39, // 55: rdsd.v1.VolumeService.RemovePath:input_type -> rdsd.v1.VolumePathRequest
-	39, // 56: rdsd.v1.VolumeService.DisconnectPath:input_type -> rdsd.v1.VolumePathRequest
-	39, // 57: rdsd.v1.VolumeService.ReconnectPath:input_type -> rdsd.v1.VolumePathRequest
-	41, // 58: rdsd.v1.VolumeService.SetPolicy:input_type -> rdsd.v1.VolumeSetPolicyRequest
-	43, // 59: rdsd.v1.VolumeService.ResetStats:input_type -> rdsd.v1.VolumeResetStatsRequest
-	45, // 60: rdsd.v1.VolumeService.Check:input_type -> rdsd.v1.VolumeCheckRequest
-	48, // 61: rdsd.v1.VolumeService.Watch:input_type -> rdsd.v1.VolumeWatchRequest
-	13, // 62: rdsd.v1.VolumeService.Export:output_type -> rdsd.v1.VolumeExport
-	17, // 63: rdsd.v1.VolumeService.Unexport:output_type -> rdsd.v1.VolumeUnexportResponse
-	20, // 64: rdsd.v1.VolumeService.Map:output_type -> rdsd.v1.VolumeMapping
-	23, // 65: rdsd.v1.VolumeService.Unmap:output_type -> rdsd.v1.VolumeUnmapResponse
-	20, // 66: rdsd.v1.VolumeService.Remap:output_type -> rdsd.v1.VolumeMapping
-	26, // 67: rdsd.v1.VolumeService.List:output_type -> rdsd.v1.VolumeListResponse
-	28, // 68: rdsd.v1.VolumeService.Get:output_type -> rdsd.v1.VolumeGetResponse
-	30, // 69: rdsd.v1.VolumeService.Info:output_type -> rdsd.v1.VolumeInfoResponse
-	32, // 70: rdsd.v1.VolumeService.Resize:output_type -> rdsd.v1.VolumeResizeResponse
-	34, // 71: rdsd.v1.VolumeService.ListSessions:output_type -> rdsd.v1.VolumeListSessionsResponse
-	37, // 72: rdsd.v1.VolumeService.ListPaths:output_type -> rdsd.v1.VolumeListPathsResponse
-	38, // 73: rdsd.v1.VolumeService.AddPath:output_type -> rdsd.v1.VolumePath
-	40, // 74: rdsd.v1.VolumeService.RemovePath:output_type -> rdsd.v1.VolumePathResponse
-	40, // 75: rdsd.v1.VolumeService.DisconnectPath:output_type -> rdsd.v1.VolumePathResponse
-	40, // 76: rdsd.v1.VolumeService.ReconnectPath:output_type -> rdsd.v1.VolumePathResponse
-	42, // 77: rdsd.v1.VolumeService.SetPolicy:output_type -> rdsd.v1.VolumeSetPolicyResponse
-	44, // 78: rdsd.v1.VolumeService.ResetStats:output_type -> rdsd.v1.VolumeResetStatsResponse
-	46, // 79: rdsd.v1.VolumeService.Check:output_type -> rdsd.v1.VolumeCheckResponse
-	49, // 80: rdsd.v1.VolumeService.Watch:output_type -> rdsd.v1.VolumeEvent
-	62, // [62:81] is the sub-list for method output_type
-	43, // [43:62] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	5,  // 13: rdsd.v1.VolumeMapRequest.unfenced:type_name -> rdsd.v1.VolumeUnfenced
+	2,  // 14: rdsd.v1.VolumeMapping.attach:type_name -> rdsd.v1.VolumeAttach
+	8,  // 15: rdsd.v1.VolumeMapping.state:type_name -> rdsd.v1.VolumeMappingState
+	15, // 16: rdsd.v1.VolumeMapping.info:type_name -> rdsd.v1.VolumeInfo
+	1,  // 17: rdsd.v1.VolumeMapping.access:type_name -> rdsd.v1.VolumeAccess
+	19, // 18: rdsd.v1.VolumeMapping.path:type_name -> rdsd.v1.VolumePathSpec
+	3,  // 19: rdsd.v1.VolumeMapping.policy:type_name -> rdsd.v1.VolumePolicy
+	4,  // 20: rdsd.v1.VolumeMapping.on_loss:type_name -> rdsd.v1.VolumeOnLoss
+	19, // 21: rdsd.v1.VolumeMapping.address:type_name -> rdsd.v1.VolumePathSpec
+	22, // 22: rdsd.v1.VolumeMapping.operation:type_name -> rdsd.v1.VolumeOpCounters
+	5,  // 23: rdsd.v1.VolumeMapping.unfenced:type_name -> rdsd.v1.VolumeUnfenced
+	14, // 24: rdsd.v1.VolumeListResponse.export:type_name -> rdsd.v1.VolumeExport
+	21, // 25: rdsd.v1.VolumeListResponse.mapping:type_name -> rdsd.v1.VolumeMapping
+	14, // 26: rdsd.v1.VolumeGetResponse.export:type_name -> rdsd.v1.VolumeExport
+	21, // 27: rdsd.v1.VolumeGetResponse.mapping:type_name -> rdsd.v1.VolumeMapping
+	19, // 28: rdsd.v1.VolumeInfoRequest.path:type_name -> rdsd.v1.VolumePathSpec
+	15, // 29: rdsd.v1.VolumeInfoResponse.info:type_name -> rdsd.v1.VolumeInfo
+	36, // 30: rdsd.v1.VolumeListSessionsResponse.session:type_name -> rdsd.v1.VolumeSession
+	10, // 31: rdsd.v1.VolumeSession.role:type_name -> rdsd.v1.VolumeRole
+	3,  // 32: rdsd.v1.VolumeSession.policy:type_name -> rdsd.v1.VolumePolicy
+	4,  // 33: rdsd.v1.VolumeSession.on_loss:type_name -> rdsd.v1.VolumeOnLoss
+	5,  // 34: rdsd.v1.VolumeSession.unfenced:type_name -> rdsd.v1.VolumeUnfenced
+	39, // 35: rdsd.v1.VolumeListPathsResponse.path:type_name -> rdsd.v1.VolumePath
+	10, // 36: rdsd.v1.VolumePath.role:type_name -> rdsd.v1.VolumeRole
+	9,  // 37: rdsd.v1.VolumePath.state:type_name -> rdsd.v1.VolumePathState
+	19, // 38: rdsd.v1.VolumePathRequest.path:type_name -> rdsd.v1.VolumePathSpec
+	3,  // 39: rdsd.v1.VolumeSetPolicyRequest.policy:type_name -> rdsd.v1.VolumePolicy
+	5,  // 40: rdsd.v1.VolumeSetSessionRequest.unfenced:type_name -> rdsd.v1.VolumeUnfenced
+	19, // 41: rdsd.v1.VolumeResetStatsRequest.path:type_name -> rdsd.v1.VolumePathSpec
+	49, // 42: rdsd.v1.VolumeCheckResponse.finding:type_name -> rdsd.v1.VolumeFinding
+	11, // 43: rdsd.v1.VolumeFinding.severity:type_name -> rdsd.v1.VolumeSeverity
+	12, // 44: rdsd.v1.VolumeEvent.kind:type_name -> rdsd.v1.VolumeEventKind
+	10, // 45: rdsd.v1.VolumeEvent.role:type_name -> rdsd.v1.VolumeRole
+	19, // 46: rdsd.v1.VolumeEvent.path:type_name -> rdsd.v1.VolumePathSpec
+	13, // 47: rdsd.v1.VolumeService.Export:input_type -> rdsd.v1.VolumeExportRequest
+	17, // 48: rdsd.v1.VolumeService.Unexport:input_type -> rdsd.v1.VolumeUnexportRequest
+	20, // 49: rdsd.v1.VolumeService.Map:input_type -> rdsd.v1.VolumeMapRequest
+	23, // 50: rdsd.v1.VolumeService.Unmap:input_type -> rdsd.v1.VolumeUnmapRequest
+	25, // 51: rdsd.v1.VolumeService.Remap:input_type -> rdsd.v1.VolumeRemapRequest
+	26, // 52: rdsd.v1.VolumeService.List:input_type -> rdsd.v1.VolumeListRequest
+	28, // 53: rdsd.v1.VolumeService.Get:input_type -> rdsd.v1.VolumeGetRequest
+	30, // 54: rdsd.v1.VolumeService.Info:input_type -> rdsd.v1.VolumeInfoRequest
+	32, // 55: rdsd.v1.VolumeService.Resize:input_type -> rdsd.v1.VolumeResizeRequest
+	34, // 56: rdsd.v1.VolumeService.ListSessions:input_type -> rdsd.v1.VolumeListSessionsRequest
+	37, // 57: rdsd.v1.VolumeService.ListPaths:input_type -> rdsd.v1.VolumeListPathsRequest
+	40, // 58: rdsd.v1.VolumeService.AddPath:input_type -> rdsd.v1.VolumePathRequest
+	40, // 59: rdsd.v1.VolumeService.RemovePath:input_type -> rdsd.v1.VolumePathRequest
+	40, // 60: rdsd.v1.VolumeService.DisconnectPath:input_type -> rdsd.v1.VolumePathRequest
+	40, // 61: rdsd.v1.VolumeService.ReconnectPath:input_type -> rdsd.v1.VolumePathRequest
+	42, // 62: rdsd.v1.VolumeService.SetPolicy:input_type -> rdsd.v1.VolumeSetPolicyRequest
+	44, // 63: rdsd.v1.VolumeService.SetSession:input_type -> rdsd.v1.VolumeSetSessionRequest
+	45, // 64: rdsd.v1.VolumeService.ResetStats:input_type -> rdsd.v1.VolumeResetStatsRequest
+	47, // 65: rdsd.v1.VolumeService.Check:input_type -> rdsd.v1.VolumeCheckRequest
+	50, // 66: rdsd.v1.VolumeService.Watch:input_type -> rdsd.v1.VolumeWatchRequest
+	14, // 67: rdsd.v1.VolumeService.Export:output_type -> rdsd.v1.VolumeExport
+	18, // 68: rdsd.v1.VolumeService.Unexport:output_type -> rdsd.v1.VolumeUnexportResponse
+	21, // 69: rdsd.v1.VolumeService.Map:output_type -> rdsd.v1.VolumeMapping
+	24, // 70: rdsd.v1.VolumeService.Unmap:output_type -> rdsd.v1.VolumeUnmapResponse
+	21, // 71: rdsd.v1.VolumeService.Remap:output_type -> rdsd.v1.VolumeMapping
+	27, // 72: rdsd.v1.VolumeService.List:output_type -> rdsd.v1.VolumeListResponse
+	29, // 73: rdsd.v1.VolumeService.Get:output_type -> rdsd.v1.VolumeGetResponse
+	31, // 74: rdsd.v1.VolumeService.Info:output_type -> rdsd.v1.VolumeInfoResponse
+	33, // 75: rdsd.v1.VolumeService.Resize:output_type -> rdsd.v1.VolumeResizeResponse
+	35, // 76: rdsd.v1.VolumeService.ListSessions:output_type -> rdsd.v1.VolumeListSessionsResponse
+	38, // 77: rdsd.v1.VolumeService.ListPaths:output_type -> rdsd.v1.VolumeListPathsResponse
+	39, // 78: rdsd.v1.VolumeService.AddPath:output_type -> rdsd.v1.VolumePath
+	41, // 79: rdsd.v1.VolumeService.RemovePath:output_type -> rdsd.v1.VolumePathResponse
+	41, // 80: rdsd.v1.VolumeService.DisconnectPath:output_type -> rdsd.v1.VolumePathResponse
+	41, // 81: rdsd.v1.VolumeService.ReconnectPath:output_type -> rdsd.v1.VolumePathResponse
+	43, // 82: rdsd.v1.VolumeService.SetPolicy:output_type -> rdsd.v1.VolumeSetPolicyResponse
+	36, // 83: rdsd.v1.VolumeService.SetSession:output_type -> rdsd.v1.VolumeSession
+	46, // 84: rdsd.v1.VolumeService.ResetStats:output_type -> rdsd.v1.VolumeResetStatsResponse
+	48, // 85: rdsd.v1.VolumeService.Check:output_type -> rdsd.v1.VolumeCheckResponse
+	51, // 86: rdsd.v1.VolumeService.Watch:output_type -> rdsd.v1.VolumeEvent
+	67, // [67:87] is the sub-list for method output_type
+	47, // [47:67] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_rdsd_v1_volume_proto_init() }
@@ -5883,8 +6217,8 @@ func file_rdsd_v1_volume_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rdsd_v1_volume_proto_rawDesc), len(file_rdsd_v1_volume_proto_rawDesc)),
-			NumEnums:      12,
-			NumMessages:   38,
+			NumEnums:      13,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -50,6 +50,7 @@ const (
 	VolumeService_DisconnectPath_FullMethodName = "/rdsd.v1.VolumeService/DisconnectPath"
 	VolumeService_ReconnectPath_FullMethodName  = "/rdsd.v1.VolumeService/ReconnectPath"
 	VolumeService_SetPolicy_FullMethodName      = "/rdsd.v1.VolumeService/SetPolicy"
+	VolumeService_SetSession_FullMethodName     = "/rdsd.v1.VolumeService/SetSession"
 	VolumeService_ResetStats_FullMethodName     = "/rdsd.v1.VolumeService/ResetStats"
 	VolumeService_Check_FullMethodName          = "/rdsd.v1.VolumeService/Check"
 	VolumeService_Watch_FullMethodName          = "/rdsd.v1.VolumeService/Watch"
@@ -84,6 +85,8 @@ type VolumeServiceClient interface {
 	DisconnectPath(ctx context.Context, in *VolumePathRequest, opts ...grpc.CallOption) (*VolumePathResponse, error)
 	ReconnectPath(ctx context.Context, in *VolumePathRequest, opts ...grpc.CallOption) (*VolumePathResponse, error)
 	SetPolicy(ctx context.Context, in *VolumeSetPolicyRequest, opts ...grpc.CallOption) (*VolumeSetPolicyResponse, error)
+	// SetSession changes settings of a client's session while it is in use, and those of its mappings.
+	SetSession(ctx context.Context, in *VolumeSetSessionRequest, opts ...grpc.CallOption) (*VolumeSession, error)
 	ResetStats(ctx context.Context, in *VolumeResetStatsRequest, opts ...grpc.CallOption) (*VolumeResetStatsResponse, error)
 	Check(ctx context.Context, in *VolumeCheckRequest, opts ...grpc.CallOption) (*VolumeCheckResponse, error)
 	Watch(ctx context.Context, in *VolumeWatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[VolumeEvent], error)
@@ -257,6 +260,16 @@ func (c *volumeServiceClient) SetPolicy(ctx context.Context, in *VolumeSetPolicy
 	return out, nil
 }
 
+func (c *volumeServiceClient) SetSession(ctx context.Context, in *VolumeSetSessionRequest, opts ...grpc.CallOption) (*VolumeSession, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(VolumeSession)
+	err := c.cc.Invoke(ctx, VolumeService_SetSession_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *volumeServiceClient) ResetStats(ctx context.Context, in *VolumeResetStatsRequest, opts ...grpc.CallOption) (*VolumeResetStatsResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(VolumeResetStatsResponse)
@@ -325,6 +338,8 @@ type VolumeServiceServer interface {
 	DisconnectPath(context.Context, *VolumePathRequest) (*VolumePathResponse, error)
 	ReconnectPath(context.Context, *VolumePathRequest) (*VolumePathResponse, error)
 	SetPolicy(context.Context, *VolumeSetPolicyRequest) (*VolumeSetPolicyResponse, error)
+	// SetSession changes settings of a client's session while it is in use, and those of its mappings.
+	SetSession(context.Context, *VolumeSetSessionRequest) (*VolumeSession, error)
 	ResetStats(context.Context, *VolumeResetStatsRequest) (*VolumeResetStatsResponse, error)
 	Check(context.Context, *VolumeCheckRequest) (*VolumeCheckResponse, error)
 	Watch(*VolumeWatchRequest, grpc.ServerStreamingServer[VolumeEvent]) error
@@ -385,6 +400,9 @@ func (UnimplementedVolumeServiceServer) ReconnectPath(context.Context, *VolumePa
 }
 func (UnimplementedVolumeServiceServer) SetPolicy(context.Context, *VolumeSetPolicyRequest) (*VolumeSetPolicyResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetPolicy not implemented")
+}
+func (UnimplementedVolumeServiceServer) SetSession(context.Context, *VolumeSetSessionRequest) (*VolumeSession, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetSession not implemented")
 }
 func (UnimplementedVolumeServiceServer) ResetStats(context.Context, *VolumeResetStatsRequest) (*VolumeResetStatsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ResetStats not implemented")
@@ -704,6 +722,24 @@ func _VolumeService_SetPolicy_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _VolumeService_SetSession_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(VolumeSetSessionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VolumeServiceServer).SetSession(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: VolumeService_SetSession_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VolumeServiceServer).SetSession(ctx, req.(*VolumeSetSessionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _VolumeService_ResetStats_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(VolumeResetStatsRequest)
 	if err := dec(in); err != nil {
@@ -821,6 +857,10 @@ var VolumeService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "SetPolicy",
 			Handler:    _VolumeService_SetPolicy_Handler,
+		},
+		{
+			MethodName: "SetSession",
+			Handler:    _VolumeService_SetSession_Handler,
 		},
 		{
 			MethodName: "ResetStats",

@@ -259,7 +259,29 @@ func (f *fakeVolumes) ListSessions(context.Context, *rdsdv1.VolumeListSessionsRe
 	return rdsdv1.VolumeListSessionsResponse_builder{Session: []*rdsdv1.VolumeSession{rdsdv1.VolumeSession_builder{
 		Id: "c1", Name: "app-store", Uuid: "6d1f", Role: rdsdv1.VolumeRole_VOLUME_ROLE_CLIENT, Peer: "10.0.0.7:16388", Up: true, StateNs: 60e9,
 		Policy: rdsdv1.VolumePolicy_VOLUME_POLICY_MIN_INFLIGHT, Volume: []string{"v1"}, Paths: 2, PathsUp: 1, QueueDepth: 512, InFlight: 4, Waiting: 2, MaxIoBytes: 256 << 10, MemoryBytes: 3 << 20,
+		Kernel: true, Unfenced: rdsdv1.VolumeUnfenced_VOLUME_UNFENCED_AFTER, UnfencedAfterNs: 40e9, UnfencedFailovers: 2, MaxReconnectAttempts: -1,
 	}.Build()}}.Build(), nil
+}
+
+func (f *fakeVolumes) SetSession(ctx context.Context, req *rdsdv1.VolumeSetSessionRequest) (*rdsdv1.VolumeSession, error) {
+	l, err := f.ListSessions(ctx, nil)
+	s := l.GetSession()[0]
+	if req.GetSession() != s.GetName() {
+		return nil, rdserr.With(rdserr.ErrNotFound, "there is no session %q", req.GetSession())
+	}
+	if name := req.GetPolicyName(); name != "" {
+		s.SetPolicyName(name)
+	}
+	if u := req.GetUnfenced(); u != 0 {
+		s.SetUnfenced(u)
+	}
+	if n := req.GetUnfencedAfterNs(); n != 0 {
+		s.SetUnfencedAfterNs(n)
+	}
+	if n := req.GetMaxReconnectAttempts(); n != 0 {
+		s.SetMaxReconnectAttempts(n)
+	}
+	return s, err
 }
 
 func (f *fakeVolumes) ListPaths(_ context.Context, req *rdsdv1.VolumeListPathsRequest) (*rdsdv1.VolumeListPathsResponse, error) {

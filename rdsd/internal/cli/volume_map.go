@@ -24,6 +24,7 @@ type mapOptions struct {
 	nbdSocket, device          string
 	session, id                string
 	queueDepth                 uint32
+	lost                       lostOptions
 }
 
 func (a *app) volumeMapCmd() *cobra.Command {
@@ -79,6 +80,7 @@ another. Needs root, the daemon's user or a configured administrator.`,
 	f.StringVar(&o.device, "device", "", "with --as nbd: which device, /dev/nbdN (default a free one)")
 	f.StringVar(&o.session, "session", "", "name of the session to the node (default made of both nodes' names)")
 	f.Uint32Var(&o.queueDepth, "queue-depth", 0, "requests of the session in flight (default what the node offers)")
+	o.lost.flags(cmd)
 	f.StringVar(&o.id, "id", "", "what the mapping is called (default chosen)")
 	flagWords(cmd, "as", attachWords)
 	flagWords(cmd, "policy", policyWords)
@@ -103,6 +105,9 @@ func (o *mapOptions) spec(volume string) (s rdsd.MapSpec, err error) {
 		return s, err
 	}
 	if s.OnLoss, err = oneOf("--on-loss", o.onLoss, onLossWords); err != nil {
+		return s, err
+	}
+	if s.Unfenced, s.UnfencedAfter, s.MaxReconnectAttempts, err = o.lost.values(); err != nil {
 		return s, err
 	}
 	for _, p := range o.paths {

@@ -120,9 +120,10 @@ func orList(words []string) string {
 }
 
 var (
-	attachWords = []rdsd.VolumeAttach{rdsd.AttachSocket, rdsd.AttachNBD}
-	accessWords = []rdsd.VolumeAccess{rdsd.AccessReadOnly, rdsd.AccessReadWrite, rdsd.AccessMigration}
-	onLossWords = []rdsd.VolumeOnLoss{rdsd.OnLossWait, rdsd.OnLossError}
+	attachWords   = []rdsd.VolumeAttach{rdsd.AttachSocket, rdsd.AttachNBD}
+	accessWords   = []rdsd.VolumeAccess{rdsd.AccessReadOnly, rdsd.AccessReadWrite, rdsd.AccessMigration}
+	unfencedWords = []rdsd.VolumeUnfenced{rdsd.UnfencedAfter, rdsd.UnfencedNow, rdsd.UnfencedWait}
+	onLossWords   = []rdsd.VolumeOnLoss{rdsd.OnLossWait, rdsd.OnLossError}
 )
 
 // sizeUnits are multiples of 1024; "10G", "10GiB" and "10GB" are the same, as

@@ -20,8 +20,10 @@ func (a *app) volumeSessionsCmd() *cobra.Command {
 		Short: "show the sessions with other nodes, in both roles",
 		Long: `Show the sessions volumes use: as a client (this node maps) and as a server (this
 node exports). WAITING are requests that wait for a path or for room at the
-server; DEPTH is how many can be in flight. 'sessions policy' changes how
-requests choose among paths.`,
+server; DEPTH is how many can be in flight. UNFENCED is how often requests of a lost
+path to a kernel's server went to another one, which that server cannot be asked to
+make safe (docs/volumes.md). 'sessions policy' changes how requests choose among
+paths, 'sessions set' the rest.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			err := a.read(cmd.Context(), func(ctx context.Context, c source) error {
 				all, err := c.VolumeSessions(ctx)
@@ -47,7 +49,7 @@ requests choose among paths.`,
 	cmd.Flags().StringVar(&session, "session", "", "only this session, by name or id")
 	cmd.Flags().BoolVar(&reset, "reset-stats", false, "then set the statistics of their paths to 0")
 	cmd.RegisterFlagCompletionFunc("session", a.completeVolume(sessionWords))
-	cmd.AddCommand(a.volumePolicyCmd())
+	cmd.AddCommand(a.volumePolicyCmd(), a.volumeSetSessionCmd())
 	return aList(a.reader(cmd))
 }
 
@@ -65,6 +67,7 @@ var sessionColumns = []column[rdsd.VolumeSession]{
 	{"for", func(s rdsd.VolumeSession) any { return duration(s.StateFor) }},
 	{"paths", func(s rdsd.VolumeSession) any { return fmt.Sprintf("%d/%d", s.PathsUp, s.Paths) }},
 	{"policy", func(s rdsd.VolumeSession) any { return orDash(s.Policy) }},
+	{"unfenced", func(s rdsd.VolumeSession) any { return unfencedText(s) }},
 	{"depth", func(s rdsd.VolumeSession) any { return s.QueueDepth }},
 	{"in flight", func(s rdsd.VolumeSession) any { return s.InFlight }},
 	{"waiting", func(s rdsd.VolumeSession) any { return s.Waiting }},

@@ -46,7 +46,7 @@ class FakeVolumes(rpc.VolumeServiceServicer):
 
     Export = Unexport = Map = Unmap = Remap = List = Get = Info = Resize = take
     ListSessions = ListPaths = AddPath = RemovePath = DisconnectPath = take
-    ReconnectPath = SetPolicy = ResetStats = Check = take
+    ReconnectPath = SetPolicy = SetSession = ResetStats = Check = take
 
     def Watch(self, request: Any, context: grpc.ServicerContext) -> Iterator[pb.VolumeEvent]:
         self.request = request
@@ -97,6 +97,9 @@ async def test_a_mapping_is_asked_for_whole(volumes: Calls, fake: FakeVolumes) -
         io_timeout=1,
         loss_timeout=0.5,
         on_loss="error",
+        unfenced="wait",
+        unfenced_after=30,
+        max_reconnect_attempts=9,
         persist=True,
         socket_path="/s",
         device="/dev/nbd3",
@@ -122,6 +125,9 @@ async def test_a_mapping_is_asked_for_whole(volumes: Calls, fake: FakeVolumes) -
         io_timeout_ns=1_000_000_000,
         loss_timeout_ns=500_000_000,
         on_loss=pb.VOLUME_ON_LOSS_ERROR,
+        unfenced=pb.VOLUME_UNFENCED_WAIT,
+        unfenced_after_ns=30_000_000_000,
+        max_reconnect_attempts=9,
         persist=True,
         socket_path="/s",
         device="/dev/nbd3",
@@ -159,6 +165,28 @@ async def test_an_export_is_asked_for_whole(volumes: Calls, fake: FakeVolumes) -
         allow_session=["a*"],
         persist=True,
     )
+
+
+async def test_a_session_is_changed(volumes: Calls, fake: FakeVolumes) -> None:
+    fake.answer = pb.VolumeSession(name="s", unfenced=pb.VOLUME_UNFENCED_NOW)
+    s = await volumes(
+        "set_session",
+        "s",
+        policy="rr",
+        unfenced="after",
+        unfenced_after=60,
+        max_reconnect_attempts=-1,
+    )
+    assert s.unfenced == "now"
+    assert fake.request == pb.VolumeSetSessionRequest(
+        session="s",
+        policy_name="rr",
+        unfenced=pb.VOLUME_UNFENCED_AFTER,
+        unfenced_after_ns=60_000_000_000,
+        max_reconnect_attempts=-1,
+    )
+    await volumes("set_session", "s")
+    assert fake.request == pb.VolumeSetSessionRequest(session="s")
 
 
 PATH = pb.VolumePathSpec(source="a", destination="b")
@@ -279,6 +307,7 @@ def test_the_words_are_those_of_the_api() -> None:
         (types.VolumeAttach, pb.VolumeAttach),
         (types.VolumePolicy, pb.VolumePolicy),
         (types.VolumeOnLoss, pb.VolumeOnLoss),
+        (types.VolumeUnfenced, pb.VolumeUnfenced),
         (types.VolumeRole, pb.VolumeRole),
         (types.VolumeOrigin, pb.VolumeOrigin),
         (types.ExportState, pb.VolumeExportState),
@@ -321,6 +350,8 @@ async def test_the_daemons_errors(
         ("map", ("n", "d"), {"access": "w"}, "access 'w'"),
         ("map", ("n", "d"), {"attach": "iscsi"}, "attach 'iscsi'"),
         ("map", ("n", "d"), {"on_loss": "cry"}, "on_loss 'cry'"),
+        ("map", ("n", "d"), {"unfenced": "never"}, "unfenced 'never'"),
+        ("set_session", ("s",), {"unfenced": "never"}, "unfenced 'never'"),
         ("map", ("n", "d"), {"paths": "10.0.0.7"}, "a list of paths"),
         ("map", ("n", "d"), {"io_timeout": 0}, "io_timeout 0"),
         ("map", ("n", "d"), {"queue_depth": -1}, "queue_depth -1"),

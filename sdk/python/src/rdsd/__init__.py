@@ -121,6 +121,7 @@ from ._volumes_types import (
     VolumePolicy,
     VolumeRole,
     VolumeSession,
+    VolumeUnfenced,
     VolumeUser,
 )
 
@@ -232,6 +233,7 @@ __all__ = [
     "VolumePolicy",
     "VolumeRole",
     "VolumeSession",
+    "VolumeUnfenced",
     "VolumeUser",
     "VolumeWatch",
     "Volumes",

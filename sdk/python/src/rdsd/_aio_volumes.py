@@ -90,6 +90,9 @@ class Volumes(Service):
         io_timeout: Timeout = None,
         loss_timeout: Timeout = None,
         on_loss: str = "",
+        unfenced: str = "",
+        unfenced_after: Timeout = None,
+        max_reconnect_attempts: int = 0,
         persist: bool = False,
         socket_path: str = "",
         device: str = "",
@@ -110,6 +113,9 @@ class Volumes(Service):
                 io_timeout=io_timeout,
                 loss_timeout=loss_timeout,
                 on_loss=on_loss,
+                unfenced=unfenced,
+                unfenced_after=unfenced_after,
+                max_reconnect_attempts=max_reconnect_attempts,
                 persist=persist,
                 socket_path=socket_path,
                 device=device,
@@ -265,6 +271,28 @@ class Volumes(Service):
     ) -> None:
         """Changes how a client's session chooses among its paths."""
         await self._do(calls.set_policy(session, policy), timeout)
+
+    async def set_session(
+        self,
+        session: str,
+        *,
+        policy: str = "",
+        unfenced: str = "",
+        unfenced_after: Timeout = None,
+        max_reconnect_attempts: int = 0,
+        timeout: Timeout = None,
+    ) -> VolumeSession:
+        """As rdsd.Volumes.set_session."""
+        return await self._do(
+            calls.set_session(
+                session,
+                policy=policy,
+                unfenced=unfenced,
+                unfenced_after=unfenced_after,
+                max_reconnect_attempts=max_reconnect_attempts,
+            ),
+            timeout,
+        )
 
     async def reset_stats(
         self,

@@ -102,6 +102,9 @@ class Volumes(Service):
         io_timeout: Timeout = None,
         loss_timeout: Timeout = None,
         on_loss: str = "",
+        unfenced: str = "",
+        unfenced_after: Timeout = None,
+        max_reconnect_attempts: int = 0,
         persist: bool = False,
         socket_path: str = "",
         device: str = "",
@@ -116,7 +119,10 @@ class Volumes(Service):
         "ro", "migration". paths: ("SRC", "DST") or "SRC,DST" or "DST" each; one, to node,
         by default. session: mappings of one session share its paths. io_timeout: a request
         that takes longer is told of, and gives a path up that may not live. on_loss:
-        without a path requests "wait", or end in "error" after loss_timeout. persist: again
+        without a path requests "wait", or end in "error" after loss_timeout. unfenced: what was
+        in flight on a lost path to a kernel's server goes to another one "after" unfenced_after
+        or "now", or has to "wait" for the same path. max_reconnect_attempts: in a row, of a
+        lost path; -1 is without end. persist: again
         when the daemon starts. Raises NotFound, Exists, Busy, Owned, PermissionDenied,
         Unreachable and others.
         """
@@ -133,6 +139,9 @@ class Volumes(Service):
                 io_timeout=io_timeout,
                 loss_timeout=loss_timeout,
                 on_loss=on_loss,
+                unfenced=unfenced,
+                unfenced_after=unfenced_after,
+                max_reconnect_attempts=max_reconnect_attempts,
                 persist=persist,
                 socket_path=socket_path,
                 device=device,
@@ -288,6 +297,29 @@ class Volumes(Service):
     ) -> None:
         """Changes how a client's session chooses among its paths."""
         self._do(calls.set_policy(session, policy), timeout)
+
+    def set_session(
+        self,
+        session: str,
+        *,
+        policy: str = "",
+        unfenced: str = "",
+        unfenced_after: Timeout = None,
+        max_reconnect_attempts: int = 0,
+        timeout: Timeout = None,
+    ) -> VolumeSession:
+        """Changes settings of a client's session while it is in use, and those of its mappings;
+        what is left out stays. max_reconnect_attempts: -1 is without end."""
+        return self._do(
+            calls.set_session(
+                session,
+                policy=policy,
+                unfenced=unfenced,
+                unfenced_after=unfenced_after,
+                max_reconnect_attempts=max_reconnect_attempts,
+            ),
+            timeout,
+        )
 
     def reset_stats(
         self,

@@ -73,6 +73,9 @@ def map_volume(
     io_timeout: Timeout,
     loss_timeout: Timeout,
     on_loss: str,
+    unfenced: str,
+    unfenced_after: Timeout,
+    max_reconnect_attempts: int,
     persist: bool,
     socket_path: str,
     device: str,
@@ -91,6 +94,9 @@ def map_volume(
         io_timeout_ns=nanoseconds("io_timeout", io_timeout),
         loss_timeout_ns=nanoseconds("loss_timeout", loss_timeout),
         on_loss=number("on_loss", t.VolumeOnLoss, on_loss),
+        unfenced=number("unfenced", t.VolumeUnfenced, unfenced),
+        unfenced_after_ns=nanoseconds("unfenced_after", unfenced_after),
+        max_reconnect_attempts=max_reconnect_attempts,
         persist=persist,
         socket_path=socket_path,
         device=device,
@@ -163,6 +169,24 @@ def add_path(session: str, path: t.PathLike) -> ServiceCall[t.VolumePath]:
 
 def on_path(method: str, session: str, path: t.PathLike) -> ServiceCall[None]:
     return ServiceCall(method, _path_request(session, path), nothing)
+
+
+def set_session(
+    session: str,
+    *,
+    policy: str,
+    unfenced: str,
+    unfenced_after: Timeout,
+    max_reconnect_attempts: int,
+) -> ServiceCall[t.VolumeSession]:
+    request = pb.VolumeSetSessionRequest(
+        session=session,
+        policy_name=policy,
+        unfenced=number("unfenced", t.VolumeUnfenced, unfenced),
+        unfenced_after_ns=nanoseconds("unfenced_after", unfenced_after),
+        max_reconnect_attempts=max_reconnect_attempts,
+    )
+    return ServiceCall("SetSession", request, codec.session)
 
 
 def set_policy(session: str, policy: str) -> ServiceCall[None]:

@@ -127,6 +127,9 @@ def mapping(m: pb.VolumeMapping) -> t.Mapping:
         io_timeout=seconds(m.io_timeout_ns),
         loss_timeout=seconds(m.loss_timeout_ns),
         on_loss=word(t.VolumeOnLoss, m.on_loss),
+        unfenced=word(t.VolumeUnfenced, m.unfenced),
+        unfenced_after=seconds(m.unfenced_after_ns),
+        max_reconnect_attempts=m.max_reconnect_attempts,
         persist=m.persist,
         users=m.users,
         waiting=m.waiting,
@@ -165,6 +168,10 @@ def session(m: pb.VolumeSession) -> t.VolumeSession:
         max_io=m.max_io_bytes,
         memory=m.memory_bytes,
         kernel=m.kernel,
+        unfenced=word(t.VolumeUnfenced, m.unfenced),
+        unfenced_after=seconds(m.unfenced_after_ns),
+        unfenced_failovers=m.unfenced_failovers,
+        max_reconnect_attempts=m.max_reconnect_attempts,
     )
 
 

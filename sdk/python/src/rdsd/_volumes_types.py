@@ -61,6 +61,19 @@ class VolumeOnLoss(Word):
     """Wait for the loss timeout, then fail."""
 
 
+class VolumeUnfenced(Word):
+    """What becomes of requests in flight on a lost path to a kernel's server, which cannot be
+    asked to end them."""
+
+    UNSPECIFIED = ""
+    AFTER = "after"
+    """They go to another path when the server has ended the lost one by itself."""
+    NOW = "now"
+    """They go to another path at once: an old write may go over a newer one."""
+    WAIT = "wait"
+    """They wait until the same path is back."""
+
+
 class VolumeRole(Word):
     """What this node is in a session."""
 
@@ -278,6 +291,11 @@ class Mapping:
     loss_timeout: float
     """Seconds."""
     on_loss: VolumeOnLoss
+    unfenced: VolumeUnfenced
+    unfenced_after: float
+    """Seconds."""
+    max_reconnect_attempts: int
+    """-1: without end."""
     persist: bool
     users: int
     """Connections to its socket; 1 of an attached kernel device."""
@@ -339,6 +357,14 @@ class VolumeSession:
     """Bytes of chunks that are in memory, of a server."""
     kernel: bool
     """The other end is a kernel."""
+    unfenced: VolumeUnfenced
+    """Of a client, as what follows."""
+    unfenced_after: float
+    """Seconds."""
+    unfenced_failovers: int
+    """Lost paths whose requests went to another one without a fence."""
+    max_reconnect_attempts: int
+    """-1: without end."""
 
 
 @dataclass(frozen=True, slots=True)

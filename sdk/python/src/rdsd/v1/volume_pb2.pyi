@@ -158,6 +158,36 @@ VOLUME_ON_LOSS_ERROR: VolumeOnLoss.ValueType  # 2
 """wait for the loss timeout, then fail"""
 Global___VolumeOnLoss: _TypeAlias = VolumeOnLoss  # noqa: Y015
 
+class _VolumeUnfenced:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _VolumeUnfencedEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_VolumeUnfenced.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    VOLUME_UNFENCED_UNSPECIFIED: _VolumeUnfenced.ValueType  # 0
+    """the daemon's default (volumes.unfenced)"""
+    VOLUME_UNFENCED_AFTER: _VolumeUnfenced.ValueType  # 1
+    """they go to another path when the server has ended the lost one by itself"""
+    VOLUME_UNFENCED_NOW: _VolumeUnfenced.ValueType  # 2
+    """they go to another path at once: an old write may go over a newer one"""
+    VOLUME_UNFENCED_WAIT: _VolumeUnfenced.ValueType  # 3
+    """they wait until the same path is back"""
+
+class VolumeUnfenced(_VolumeUnfenced, metaclass=_VolumeUnfencedEnumTypeWrapper):
+    """What becomes of requests that were in flight on a path that is lost, when the server is
+    a kernel: it cannot be asked to end them, as another rdsd is.
+    """
+
+VOLUME_UNFENCED_UNSPECIFIED: VolumeUnfenced.ValueType  # 0
+"""the daemon's default (volumes.unfenced)"""
+VOLUME_UNFENCED_AFTER: VolumeUnfenced.ValueType  # 1
+"""they go to another path when the server has ended the lost one by itself"""
+VOLUME_UNFENCED_NOW: VolumeUnfenced.ValueType  # 2
+"""they go to another path at once: an old write may go over a newer one"""
+VOLUME_UNFENCED_WAIT: VolumeUnfenced.ValueType  # 3
+"""they wait until the same path is back"""
+Global___VolumeUnfenced: _TypeAlias = VolumeUnfenced  # noqa: Y015
+
 class _VolumeExportState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -678,6 +708,9 @@ class VolumeMapRequest(_message.Message):
     QUEUE_DEPTH_FIELD_NUMBER: _builtins.int
     ID_FIELD_NUMBER: _builtins.int
     POLICY_NAME_FIELD_NUMBER: _builtins.int
+    UNFENCED_FIELD_NUMBER: _builtins.int
+    UNFENCED_AFTER_NS_FIELD_NUMBER: _builtins.int
+    MAX_RECONNECT_ATTEMPTS_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     """where the volume is"""
     name: _builtins.str
@@ -704,6 +737,11 @@ class VolumeMapRequest(_message.Message):
     """what the mapping is called; empty: chosen"""
     policy_name: _builtins.str
     """any policy that the daemon knows, by its name or short form; empty: as policy says"""
+    unfenced: Global___VolumeUnfenced.ValueType
+    unfenced_after_ns: _builtins.int
+    """with VOLUME_UNFENCED_AFTER, since the lost path's links were closed; 0: the daemon's default"""
+    max_reconnect_attempts: _builtins.int
+    """in a row, after which a lost path is left disconnected; -1: without end; 0: the daemon's default"""
     @_builtins.property
     def path(self) -> _containers.RepeatedCompositeFieldContainer[Global___VolumePathSpec]:
         """empty: one, to node"""
@@ -727,10 +765,13 @@ class VolumeMapRequest(_message.Message):
         queue_depth: _builtins.int = ...,
         id: _builtins.str = ...,
         policy_name: _builtins.str = ...,
+        unfenced: Global___VolumeUnfenced.ValueType = ...,
+        unfenced_after_ns: _builtins.int = ...,
+        max_reconnect_attempts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "attach", b"attach", "device", b"device", "id", b"id", "io_timeout_ns", b"io_timeout_ns", "loss_timeout_ns", b"loss_timeout_ns", "name", b"name", "node", b"node", "on_loss", b"on_loss", "path", b"path", "persist", b"persist", "policy", b"policy", "policy_name", b"policy_name", "queue_depth", b"queue_depth", "session", b"session", "socket_path", b"socket_path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "attach", b"attach", "device", b"device", "id", b"id", "io_timeout_ns", b"io_timeout_ns", "loss_timeout_ns", b"loss_timeout_ns", "max_reconnect_attempts", b"max_reconnect_attempts", "name", b"name", "node", b"node", "on_loss", b"on_loss", "path", b"path", "persist", b"persist", "policy", b"policy", "policy_name", b"policy_name", "queue_depth", b"queue_depth", "session", b"session", "socket_path", b"socket_path", "unfenced", b"unfenced", "unfenced_after_ns", b"unfenced_after_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -767,6 +808,9 @@ class VolumeMapping(_message.Message):
     OPERATION_FIELD_NUMBER: _builtins.int
     QUEUE_DEPTH_FIELD_NUMBER: _builtins.int
     POLICY_NAME_FIELD_NUMBER: _builtins.int
+    UNFENCED_FIELD_NUMBER: _builtins.int
+    UNFENCED_AFTER_NS_FIELD_NUMBER: _builtins.int
+    MAX_RECONNECT_ATTEMPTS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """the same after a restart if it is persistent"""
     device: _builtins.str
@@ -799,6 +843,9 @@ class VolumeMapping(_message.Message):
     queue_depth: _builtins.int
     """as asked for"""
     policy_name: _builtins.str
+    unfenced: Global___VolumeUnfenced.ValueType
+    unfenced_after_ns: _builtins.int
+    max_reconnect_attempts: _builtins.int
     @_builtins.property
     def info(self) -> Global___VolumeInfo:
         """unset before it has been open"""
@@ -845,10 +892,13 @@ class VolumeMapping(_message.Message):
         operation: _abc.Iterable[Global___VolumeOpCounters] = ...,
         queue_depth: _builtins.int = ...,
         policy_name: _builtins.str = ...,
+        unfenced: Global___VolumeUnfenced.ValueType = ...,
+        unfenced_after_ns: _builtins.int = ...,
+        max_reconnect_attempts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "info", b"info"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "address", b"address", "attach", b"attach", "device", b"device", "id", b"id", "info", b"info", "io_timeout_ns", b"io_timeout_ns", "last_error", b"last_error", "loss_timeout_ns", b"loss_timeout_ns", "name", b"name", "node", b"node", "on_loss", b"on_loss", "operation", b"operation", "path", b"path", "paths", b"paths", "paths_up", b"paths_up", "persist", b"persist", "policy", b"policy", "policy_name", b"policy_name", "queue_depth", b"queue_depth", "session", b"session", "session_id", b"session_id", "state", b"state", "state_ns", b"state_ns", "uri", b"uri", "users", b"users", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "address", b"address", "attach", b"attach", "device", b"device", "id", b"id", "info", b"info", "io_timeout_ns", b"io_timeout_ns", "last_error", b"last_error", "loss_timeout_ns", b"loss_timeout_ns", "max_reconnect_attempts", b"max_reconnect_attempts", "name", b"name", "node", b"node", "on_loss", b"on_loss", "operation", b"operation", "path", b"path", "paths", b"paths", "paths_up", b"paths_up", "persist", b"persist", "policy", b"policy", "policy_name", b"policy_name", "queue_depth", b"queue_depth", "session", b"session", "session_id", b"session_id", "state", b"state", "state_ns", b"state_ns", "unfenced", b"unfenced", "unfenced_after_ns", b"unfenced_after_ns", "uri", b"uri", "users", b"users", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1229,6 +1279,10 @@ class VolumeSession(_message.Message):
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     POLICY_NAME_FIELD_NUMBER: _builtins.int
     KERNEL_FIELD_NUMBER: _builtins.int
+    UNFENCED_FIELD_NUMBER: _builtins.int
+    UNFENCED_AFTER_NS_FIELD_NUMBER: _builtins.int
+    UNFENCED_FAILOVERS_FIELD_NUMBER: _builtins.int
+    MAX_RECONNECT_ATTEMPTS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """"c1" of a client, "s1" of a server"""
     name: _builtins.str
@@ -1258,6 +1312,14 @@ class VolumeSession(_message.Message):
     """client"""
     kernel: _builtins.bool
     """the other end is a kernel"""
+    unfenced: Global___VolumeUnfenced.ValueType
+    """client"""
+    unfenced_after_ns: _builtins.int
+    """client"""
+    unfenced_failovers: _builtins.int
+    """client: lost paths whose requests went to another one without a fence"""
+    max_reconnect_attempts: _builtins.int
+    """client; -1: without end"""
     @_builtins.property
     def volume(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """ids of mappings, names of exports"""
@@ -1284,10 +1346,14 @@ class VolumeSession(_message.Message):
         memory_bytes: _builtins.int = ...,
         policy_name: _builtins.str = ...,
         kernel: _builtins.bool = ...,
+        unfenced: Global___VolumeUnfenced.ValueType = ...,
+        unfenced_after_ns: _builtins.int = ...,
+        unfenced_failovers: _builtins.int = ...,
+        max_reconnect_attempts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "in_flight", b"in_flight", "kernel", b"kernel", "max_io_bytes", b"max_io_bytes", "memory_bytes", b"memory_bytes", "name", b"name", "on_loss", b"on_loss", "paths", b"paths", "paths_up", b"paths_up", "peer", b"peer", "policy", b"policy", "policy_name", b"policy_name", "queue_depth", b"queue_depth", "role", b"role", "state_ns", b"state_ns", "up", b"up", "uuid", b"uuid", "volume", b"volume", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "in_flight", b"in_flight", "kernel", b"kernel", "max_io_bytes", b"max_io_bytes", "max_reconnect_attempts", b"max_reconnect_attempts", "memory_bytes", b"memory_bytes", "name", b"name", "on_loss", b"on_loss", "paths", b"paths", "paths_up", b"paths_up", "peer", b"peer", "policy", b"policy", "policy_name", b"policy_name", "queue_depth", b"queue_depth", "role", b"role", "state_ns", b"state_ns", "unfenced", b"unfenced", "unfenced_after_ns", b"unfenced_after_ns", "unfenced_failovers", b"unfenced_failovers", "up", b"up", "uuid", b"uuid", "volume", b"volume", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1512,6 +1578,41 @@ class VolumeSetPolicyResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___VolumeSetPolicyResponse: _TypeAlias = VolumeSetPolicyResponse  # noqa: Y015
+
+@_typing.final
+class VolumeSetSessionRequest(_message.Message):
+    """What is left out stays as it is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    POLICY_NAME_FIELD_NUMBER: _builtins.int
+    UNFENCED_FIELD_NUMBER: _builtins.int
+    UNFENCED_AFTER_NS_FIELD_NUMBER: _builtins.int
+    MAX_RECONNECT_ATTEMPTS_FIELD_NUMBER: _builtins.int
+    session: _builtins.str
+    """name or id"""
+    policy_name: _builtins.str
+    unfenced: Global___VolumeUnfenced.ValueType
+    unfenced_after_ns: _builtins.int
+    max_reconnect_attempts: _builtins.int
+    """-1: without end"""
+    def __init__(
+        self,
+        *,
+        session: _builtins.str = ...,
+        policy_name: _builtins.str = ...,
+        unfenced: Global___VolumeUnfenced.ValueType = ...,
+        unfenced_after_ns: _builtins.int = ...,
+        max_reconnect_attempts: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_reconnect_attempts", b"max_reconnect_attempts", "policy_name", b"policy_name", "session", b"session", "unfenced", b"unfenced", "unfenced_after_ns", b"unfenced_after_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VolumeSetSessionRequest: _TypeAlias = VolumeSetSessionRequest  # noqa: Y015
 
 @_typing.final
 class VolumeResetStatsRequest(_message.Message):

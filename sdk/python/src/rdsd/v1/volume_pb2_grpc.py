@@ -117,6 +117,11 @@ class VolumeServiceStub(object):
                 request_serializer=rdsd_dot_v1_dot_volume__pb2.VolumeSetPolicyRequest.SerializeToString,
                 response_deserializer=rdsd_dot_v1_dot_volume__pb2.VolumeSetPolicyResponse.FromString,
                 _registered_method=True)
+        self.SetSession = channel.unary_unary(
+                '/rdsd.v1.VolumeService/SetSession',
+                request_serializer=rdsd_dot_v1_dot_volume__pb2.VolumeSetSessionRequest.SerializeToString,
+                response_deserializer=rdsd_dot_v1_dot_volume__pb2.VolumeSession.FromString,
+                _registered_method=True)
         self.ResetStats = channel.unary_unary(
                 '/rdsd.v1.VolumeService/ResetStats',
                 request_serializer=rdsd_dot_v1_dot_volume__pb2.VolumeResetStatsRequest.SerializeToString,
@@ -241,6 +246,13 @@ class VolumeServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetSession(self, request, context):
+        """SetSession changes settings of a client's session while it is in use, and those of its mappings.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ResetStats(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -341,6 +353,11 @@ def add_VolumeServiceServicer_to_server(servicer, server):
                     servicer.SetPolicy,
                     request_deserializer=rdsd_dot_v1_dot_volume__pb2.VolumeSetPolicyRequest.FromString,
                     response_serializer=rdsd_dot_v1_dot_volume__pb2.VolumeSetPolicyResponse.SerializeToString,
+            ),
+            'SetSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetSession,
+                    request_deserializer=rdsd_dot_v1_dot_volume__pb2.VolumeSetSessionRequest.FromString,
+                    response_serializer=rdsd_dot_v1_dot_volume__pb2.VolumeSession.SerializeToString,
             ),
             'ResetStats': grpc.unary_unary_rpc_method_handler(
                     servicer.ResetStats,
@@ -793,6 +810,33 @@ class VolumeService(object):
             '/rdsd.v1.VolumeService/SetPolicy',
             rdsd_dot_v1_dot_volume__pb2.VolumeSetPolicyRequest.SerializeToString,
             rdsd_dot_v1_dot_volume__pb2.VolumeSetPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rdsd.v1.VolumeService/SetSession',
+            rdsd_dot_v1_dot_volume__pb2.VolumeSetSessionRequest.SerializeToString,
+            rdsd_dot_v1_dot_volume__pb2.VolumeSession.FromString,
             options,
             channel_credentials,
             insecure,

@@ -72,6 +72,8 @@ class VolumeServiceStub:
     """
     ReconnectPath: _grpc.UnaryUnaryMultiCallable[_volume_pb2.VolumePathRequest, _volume_pb2.VolumePathResponse]
     SetPolicy: _grpc.UnaryUnaryMultiCallable[_volume_pb2.VolumeSetPolicyRequest, _volume_pb2.VolumeSetPolicyResponse]
+    SetSession: _grpc.UnaryUnaryMultiCallable[_volume_pb2.VolumeSetSessionRequest, _volume_pb2.VolumeSession]
+    """SetSession changes settings of a client's session while it is in use, and those of its mappings."""
     ResetStats: _grpc.UnaryUnaryMultiCallable[_volume_pb2.VolumeResetStatsRequest, _volume_pb2.VolumeResetStatsResponse]
     Check: _grpc.UnaryUnaryMultiCallable[_volume_pb2.VolumeCheckRequest, _volume_pb2.VolumeCheckResponse]
     Watch: _grpc.UnaryStreamMultiCallable[_volume_pb2.VolumeWatchRequest, _volume_pb2.VolumeEvent]
@@ -106,6 +108,8 @@ class VolumeServiceAsyncStub(VolumeServiceStub):
     """
     ReconnectPath: _aio.UnaryUnaryMultiCallable[_volume_pb2.VolumePathRequest, _volume_pb2.VolumePathResponse]  # type: ignore[assignment]
     SetPolicy: _aio.UnaryUnaryMultiCallable[_volume_pb2.VolumeSetPolicyRequest, _volume_pb2.VolumeSetPolicyResponse]  # type: ignore[assignment]
+    SetSession: _aio.UnaryUnaryMultiCallable[_volume_pb2.VolumeSetSessionRequest, _volume_pb2.VolumeSession]  # type: ignore[assignment]
+    """SetSession changes settings of a client's session while it is in use, and those of its mappings."""
     ResetStats: _aio.UnaryUnaryMultiCallable[_volume_pb2.VolumeResetStatsRequest, _volume_pb2.VolumeResetStatsResponse]  # type: ignore[assignment]
     Check: _aio.UnaryUnaryMultiCallable[_volume_pb2.VolumeCheckRequest, _volume_pb2.VolumeCheckResponse]  # type: ignore[assignment]
     Watch: _aio.UnaryStreamMultiCallable[_volume_pb2.VolumeWatchRequest, _volume_pb2.VolumeEvent]  # type: ignore[assignment]
@@ -233,6 +237,14 @@ class VolumeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _volume_pb2.VolumeSetPolicyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_volume_pb2.VolumeSetPolicyResponse, _abc.Awaitable[_volume_pb2.VolumeSetPolicyResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def SetSession(
+        self,
+        request: _volume_pb2.VolumeSetSessionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_volume_pb2.VolumeSession, _abc.Awaitable[_volume_pb2.VolumeSession]]:
+        """SetSession changes settings of a client's session while it is in use, and those of its mappings."""
 
     @_abc_1.abstractmethod
     def ResetStats(

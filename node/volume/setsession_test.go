@@ -1,0 +1,101 @@
+package volume
+
+import (
+	"errors"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rdsd/rdsd/internal/kernelpeer"
+)
+
+// TestSetSession: what is changed of a session counts at once and for its mappings, which keep it
+// over a restart; what is left out stays, and what is wrong changes nothing.
+func TestSetSession(t *testing.T) {
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	server.start()
+	client.start()
+	mustExport(t, server.h, memory("disk", 1<<20))
+	m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk", Persist: true, Unfenced: UnfencedWait})
+	if m.Unfenced != UnfencedWait || m.UnfencedAfter != 40*time.Second || m.MaxReconnects != NoLimit {
+		t.Fatalf("mapped as %+v", m.MapSpec)
+	}
+	for _, c := range []SessionChange{{}, {Unfenced: "soon"}, {UnfencedAfter: -1}, {UnfencedAfter: 25 * time.Hour}, {MaxReconnects: -2}, {MaxReconnects: 10000}, {Policy: "best"}} {
+		if _, err := client.h.SetSession(testCtx(t), m.Session, c); !errors.Is(err, syscall.EINVAL) {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+	if _, err := client.h.SetSession(testCtx(t), "nobody", SessionChange{MaxReconnects: 1}); !errors.Is(err, syscall.ENOENT) {
+		t.Errorf("of nobody: %v", err)
+	}
+	if err := client.h.SetPolicy(testCtx(t), m.Session, ""); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("no policy: %v", err)
+	}
+	s, err := client.h.SetSession(testCtx(t), m.Session, SessionChange{Policy: "rr", Unfenced: UnfencedAfter, UnfencedAfter: time.Minute})
+	if err != nil || s.Policy != "round-robin" || s.Unfenced != UnfencedAfter || s.UnfencedAfter != time.Minute || s.MaxReconnects != NoLimit {
+		t.Fatalf("%+v, %v", s, err)
+	}
+	if _, err := client.h.SetSession(testCtx(t), s.ID, SessionChange{MaxReconnects: 7}); err != nil {
+		t.Fatal(err)
+	}
+	client.stop()
+	client.start()
+	eventually(t, "it is mapped again", func() bool {
+		l := client.h.Mappings()
+		return len(l) == 1 && l[0].State == StateOpen
+	})
+	is := client.h.Mappings()[0]
+	if is.Policy != "round-robin" || is.Unfenced != UnfencedAfter || is.UnfencedAfter != time.Minute || is.MaxReconnects != 7 {
+		t.Fatalf("after a restart %+v", is.MapSpec)
+	}
+	// Another mapping of the session takes part in it as it is.
+	mustExport(t, server.h, memory("more", 1<<20))
+	_, err = client.h.Map(testCtx(t), MapSpec{Node: server.node(), Name: "more", Unfenced: UnfencedNow})
+	if !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("another mapping, with other settings: %v", err)
+	}
+	mustMap(t, client.h, MapSpec{Node: server.node(), Name: "more", Unfenced: UnfencedAfter, MaxReconnects: 7})
+}
+
+// TestUnfencedFailovers: requests of a kernel's lost path go to the other one, at once or after the
+// time that is set, and it is counted.
+func TestUnfencedFailovers(t *testing.T) {
+	for _, unfenced := range []string{UnfencedNow, UnfencedAfter} {
+		t.Run(unfenced, func(t *testing.T) {
+			port := freePort(t)
+			server, client := newServerNode(t, port), newClientNode(t, port)
+			server.quiet, client.quiet = true, true
+			client.links = kernelpeer.Volumes
+			// A lost path is away for longer than its requests wait.
+			client.cfg.ReconnectMin, client.cfg.ReconnectMax = time.Minute, time.Minute
+			server.start()
+			client.start()
+			mustExport(t, server.h, memory("disk", 4<<20))
+			m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk", Paths: server.twoPaths(), Policy: "rr", Unfenced: unfenced, UnfencedAfter: time.Second})
+			eventually(t, "both paths", func() bool { return client.h.Sessions()[0].PathsUp == 2 })
+			x := startTraffic(t, open(t, m))
+			var begun time.Time
+			session := func() SessionInfo { return client.h.Sessions()[0] }
+			for caught := false; !caught; { // a request that is in flight there
+				begun = time.Now()
+				if err := client.h.DisconnectPath(testCtx(t), m.Session, PathSpec{Dst: "127.0.0.3"}); err != nil {
+					t.Fatal(err)
+				}
+				eventually(t, "the path's end", func() bool { return session().PathsUp == 1 && client.h.Paths()[1].State == "disconnected" })
+				if caught = session().Waiting > 0 || session().UnfencedFailovers > 0; caught {
+					break
+				}
+				if err := client.h.ReconnectPath(testCtx(t), m.Session, PathSpec{Dst: "127.0.0.3"}); err != nil {
+					t.Fatal(err)
+				}
+				eventually(t, "both paths", func() bool { return session().PathsUp == 2 })
+			}
+			eventually(t, "a failover without a fence", func() bool { return session().UnfencedFailovers == 1 })
+			if took := time.Since(begun); unfenced == UnfencedAfter && took < time.Second {
+				t.Errorf("it was after %v", took)
+			}
+			x.end(t)
+		})
+	}
+}
