@@ -14,6 +14,10 @@
 // report is the median of the ratios of rounds (report_test.go). Absolute
 // figures belong to the machine.
 //
+// One-sided links, over TCP and over RoCEv2 in user space, are measured without a daemon: each
+// end is a reactor and a provider (onesided_test.go), beside the packets of RoCEv2 alone
+// (bareroce_test.go).
+//
 // Volumes are measured from outside, by fio, and their rows stand against the
 // best of several servers (volume_test.go, volume_rows_test.go).
 //

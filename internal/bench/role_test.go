@@ -42,6 +42,8 @@ type args struct {
 	Unsigned  bool          // payloads bear no number
 	Buffer    int           // send and receive buffer of a socket, bytes; 0: a default
 	Port      int           // of RDS over TCP
+	MTU       int           // of RoCEv2, bytes of a packet; 0: what the interface allows
+	NoGSO     bool          // packets are not cut by the kernel
 	For       time.Duration // after which the process ends by itself
 	Collector bool          // leave the garbage collector on
 }

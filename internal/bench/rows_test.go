@@ -5,27 +5,33 @@ import "time"
 // programs by name. Each runs for about the time it is given.
 var programs = map[string]func(time.Duration) (sample, error){
 	// Baselines.
-	"TCP ping-pong, blocking, two cores":    tcpTrip(64, true, [2]int{1, 2}),
-	"TCP ping-pong, blocking, one core":     tcpTrip(64, true, [2]int{1, 1}),
-	"TCP ping-pong, spinning":               tcpTrip(64, false, [2]int{1, 2}),
-	"packed TCP frames, 64 B":               tcpWay(64, 64<<10, socketBuf),
-	"packed TCP frames, 48 + 64 B":          tcpWay(104, 128<<10, 0),
-	"packed TCP frames, 64 KiB":             tcpWay(65536-8, 256<<10, 0),
-	"TCP to one, 64 KiB a write":            spreadTCP(1, 64<<10),
-	"TCP to 1,000, 16 KiB a write":          spreadTCP(1000, 16<<10),
-	"relay, round trip":                     relayTrip(64, 0),
-	"relay, round trip each millisecond":    relayTrip(64, time.Millisecond),
-	"relay, 64 B":                           relayWay(64),
-	"relay, 1 KiB":                          relayWay(1 << 10),
-	"relay, 64 KiB":                         relayWay(64 << 10),
-	"relay, 1 MiB":                          relayWay(1 << 20),
-	"relay, round trip beside a 1 MiB load": relayTripLoad(64, 1<<20),
-	"two processes, one ring each way":      pairTrip(64),
-	"bare local relay, round trip":          localTrip(64),
-	"bare local relay, 64 B":                localWay(64),
-	"bare gRPC hop, 64 × 64 B":              grpcWay(64, 64),
-	"bare gRPC hop, 64 B":                   grpcWay(64, 1),
-	"bare gRPC hop, round trip":             grpcTrip(64),
+	"TCP ping-pong, blocking, two cores":              tcpTrip(64, true, [2]int{1, 2}),
+	"TCP ping-pong, blocking, one core":               tcpTrip(64, true, [2]int{1, 1}),
+	"TCP ping-pong, spinning":                         tcpTrip(64, false, [2]int{1, 2}),
+	"packed TCP frames, 64 B":                         tcpWay(64, 64<<10, socketBuf),
+	"packed TCP frames, 48 + 64 B":                    tcpWay(104, 128<<10, 0),
+	"packed TCP frames, 64 KiB":                       tcpWay(65536-8, 256<<10, 0),
+	"TCP to one, 64 KiB a write":                      spreadTCP(1, 64<<10),
+	"TCP to 1,000, 16 KiB a write":                    spreadTCP(1000, 16<<10),
+	"relay, round trip":                               relayTrip(64, 0),
+	"relay, round trip each millisecond":              relayTrip(64, time.Millisecond),
+	"relay, 64 B":                                     relayWay(64),
+	"relay, 1 KiB":                                    relayWay(1 << 10),
+	"relay, 64 KiB":                                   relayWay(64 << 10),
+	"relay, 1 MiB":                                    relayWay(1 << 20),
+	"relay, round trip beside a 1 MiB load":           relayTripLoad(64, 1<<20),
+	"two processes, one ring each way":                pairTrip(64),
+	"bare local relay, round trip":                    localTrip(64),
+	"bare local relay, 64 B":                          localWay(64),
+	"bare gRPC hop, 64 × 64 B":                        grpcWay(64, 64),
+	"bare gRPC hop, 64 B":                             grpcWay(64, 1),
+	"bare gRPC hop, round trip":                       grpcTrip(64),
+	"one-sided links over TCP, 64 KiB":                oneSidedWay(overTCP, 64<<10, 0, false),
+	"one-sided links over TCP, round trip":            oneSidedTrip(overTCP, 64),
+	"bare RoCEv2, 64 KiB":                             bareRoCE(64<<10, 4096, false),
+	"bare RoCEv2, 64 KiB, MTU 1024":                   bareRoCE(64<<10, 1024, false),
+	"bare RoCEv2, 64 KiB, packet by packet":           bareRoCE(64<<10, 4096, true),
+	"bare RoCEv2, 64 KiB, MTU 1024, packet by packet": bareRoCE(64<<10, 1024, true),
 
 	// Others, where they are installed.
 	"Aeron, round trip":          aeronTrip(64),
@@ -74,6 +80,12 @@ var programs = map[string]func(time.Duration) (sample, error){
 	"rdsd, core to core, 64 B":            nodeFigure("core64", time.Minute),
 	"rdsd, core to core, 64 KiB":          nodeFigure("core64k", time.Minute),
 	"rdsd, idle peers":                    nodeFigure("idle", 5*time.Minute),
+
+	roceWay:                                         oneSidedWay(overRoCE, 64<<10, 4096, false),
+	roceWay + ", MTU 1024":                          oneSidedWay(overRoCE, 64<<10, 1024, false),
+	roceWay + ", packet by packet":                  oneSidedWay(overRoCE, 64<<10, 4096, true),
+	roceWay + ", MTU 1024, packet by packet":        oneSidedWay(overRoCE, 64<<10, 1024, true),
+	"rdsd, one-sided links over RoCEv2, round trip": oneSidedTrip(overRoCE, 64),
 }
 
 // nodePrograms need the test binary of package node.
@@ -120,6 +132,7 @@ const (
 	way64    = "rdsd, 64 B"
 	naive64  = "rdsd, Send and Recv, 64 B"
 	batch64  = "rdsd, SendBatch and RecvBatch, 64 B"
+	roceWay  = "rdsd, one-sided links over RoCEv2, 64 KiB"
 )
 
 // none is as good as no allocation: it leaves room for timers, the collector
@@ -197,6 +210,20 @@ var allRows = []row{
 		metric: mega, base: "rdsd, 100 readers", bar: 0.9},
 	{name: "core64", what: "core to core over TCP, 64 B", ours: "rdsd, core to core, 64 B", metric: mega, base: "packed TCP frames, 48 + 64 B", bar: 1. / 6},
 	{name: "core64k", what: "core to core over TCP, 64 KiB", ours: "rdsd, core to core, 64 KiB", metric: gb64k, base: "packed TCP frames, 64 KiB", bar: 0.85},
+	{name: "roce-way", what: "writes of 64 KiB one way, RoCEv2 in user space, MTU 4096, against framed TCP", ours: roceWay, metric: gb64k,
+		base: "one-sided links over TCP, 64 KiB", bar: 0.45},
+	{name: "roce-way-bare", what: "the same against its packets without a protocol", ours: roceWay, metric: gb64k, base: "bare RoCEv2, 64 KiB", bar: 0.7},
+	{name: "roce-way-1024", what: "the same, MTU 1024, against framed TCP", ours: roceWay + ", MTU 1024", metric: gb64k,
+		base: "one-sided links over TCP, 64 KiB", bar: 0.3},
+	{name: "roce-way-1024-bare", what: "against its packets without a protocol", ours: roceWay + ", MTU 1024", metric: gb64k, base: "bare RoCEv2, 64 KiB, MTU 1024"},
+	{name: "roce-way-packets", what: "packet by packet (no UDP_SEGMENT), MTU 4096, against its packets without a protocol", ours: roceWay + ", packet by packet", metric: gb64k,
+		base: "bare RoCEv2, 64 KiB, packet by packet", bar: 0.7},
+	{name: "roce-way-packets-1024", what: "the same, MTU 1024", ours: roceWay + ", MTU 1024, packet by packet", metric: gb64k,
+		base: "bare RoCEv2, 64 KiB, MTU 1024, packet by packet", bar: 0.7},
+	{name: "roce-cpu", what: "CPU seconds a million writes of 64 KiB, both processes, against framed TCP", ours: roceWay, metric: cpu, base: "one-sided links over TCP, 64 KiB", most: true},
+	{name: "roce-cpu-bare", what: "the same against its packets without a protocol", ours: roceWay, metric: cpu, base: "bare RoCEv2, 64 KiB", most: true},
+	{name: "roce-trip", what: "write of 64 B and one back, RoCEv2 in user space, p50, against framed TCP", ours: "rdsd, one-sided links over RoCEv2, round trip", metric: p50,
+		base: "one-sided links over TCP, round trip", most: true, bar: 1.5},
 	{name: "idle-cpu", what: "the daemon with 1,000 idle peers and 1,000 idle sockets", ours: "rdsd, 1,000 idle peers and sockets", metric: busy, most: true, bar: 0.5},
 	{name: "idle", what: "an idle peer of many, two lanes: heap and stacks, or resident memory", ours: "rdsd, idle peers", metric: kib, most: true, bar: 32},
 	{name: "floor-tcp", what: "relay, round trip 64 B, p50", ours: "relay, round trip", metric: p50, base: "TCP ping-pong, blocking, two cores", most: true},

@@ -185,6 +185,16 @@ func TestConfig(t *testing.T) {
 			t.Errorf("%s: it is taken", name)
 		}
 	}
+	for _, cfg := range []Config{
+		{Local: local, Repeat: time.Millisecond}, {Local: local, Repeat: response}, {Local: local, MaxConns: 1, MaxAsked: 1, MaxAskedOne: 1, MTU: 256},
+	} {
+		m, err := New(cfg, quiet{}, nil)
+		if err != nil {
+			t.Errorf("%+v: %v", cfg, err)
+		} else if cfg.Repeat != 0 && m.cfg.Repeat != cfg.Repeat {
+			t.Errorf("Repeat %v became %v", cfg.Repeat, m.cfg.Repeat)
+		}
+	}
 	a, err := Config{Local: netip.MustParseAddr("::ffff:10.0.0.1")}.withDefaults()
 	b, _ := Config{Local: netip.MustParseAddr("10.0.0.2")}.withDefaults()
 	if err != nil || a.Local != local || a.GUID == b.GUID || a.GUID>>56&3 != 2 || a.MTU != 4096 || a.Answer != time.Minute {
