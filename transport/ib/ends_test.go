@@ -57,7 +57,13 @@ func (e *end) Sent(n int) {
 	e.sent += n
 }
 
-func (e *end) Written(w transport.Placed) error { return e.say("written %d %#x", w.N, w.Imm) }
+func (e *end) Written(w transport.Placed) error {
+	if !w.Known {
+		return e.say("written %d %#x somewhere", w.N, w.Imm)
+	}
+	return e.say("written %d %#x", w.N, w.Imm)
+}
+
 func (e *end) Received(b []byte, imm uint32, has bool) error {
 	return e.say("received %q %#x %v", b, imm, has)
 }

@@ -197,6 +197,7 @@ type fakeQP struct {
 	cfg QPConfig
 	num uint32
 
+	param  Param // that it was connected with
 	peer   *fakeQP
 	failed bool
 	closed bool
@@ -216,6 +217,7 @@ type fakeQP struct {
 	readyF func()
 	dead   Status // what the next work request ends with, when not OK
 	hold   bool   // nothing is carried out
+	refuse error  // of work and slots
 }
 
 func (d *fakeDomain) NewQP(cfg QPConfig, h Handler) (QP, error) {
@@ -236,17 +238,20 @@ func (d *fakeDomain) NewQP(cfg QPConfig, h Handler) (QP, error) {
 
 func (q *fakeQP) Number() uint32 { return q.num }
 
-func (q *fakeQP) lock() func() {
+func (q *fakeQP) lock() {
 	q.v.fab.mu.Lock()
 	if q.closed {
 		panic("a call of a queue pair that is closed")
 	}
-	return q.v.fab.mu.Unlock
 }
 
 func (q *fakeQP) Post(wr []WR) (n int, err error) {
-	defer q.lock()()
+	q.lock()
+	defer q.v.fab.mu.Unlock()
 	q.v.posts++
+	if q.refuse != nil {
+		return 0, q.refuse
+	}
 	for i := range wr {
 		if q.places >= q.cfg.Sends-q.v.Window {
 			return i, nil
@@ -268,8 +273,12 @@ func (q *fakeQP) Post(wr []WR) (n int, err error) {
 }
 
 func (q *fakeQP) Receive(s []Slot) (n int, err error) {
-	defer q.lock()()
+	q.lock()
+	defer q.v.fab.mu.Unlock()
 	q.v.recvs++
+	if q.refuse != nil {
+		return 0, q.refuse
+	}
 	for i := range s {
 		if q.slots == q.cfg.Recvs {
 			return i, nil
@@ -286,7 +295,8 @@ func (q *fakeQP) Receive(s []Slot) (n int, err error) {
 }
 
 func (q *fakeQP) Poll(c []Completion) (n int) {
-	defer q.lock()()
+	q.lock()
+	defer q.v.fab.mu.Unlock()
 	most := len(c)
 	if q.v.Few > 0 {
 		most = min(most, q.v.Few)
@@ -317,7 +327,8 @@ func (q *fakeQP) Poll(c []Completion) (n int) {
 func shift[T any](s []T) []T { return s[:copy(s, s[1:])] }
 
 func (q *fakeQP) Disconnect() {
-	defer q.lock()()
+	q.lock()
+	defer q.v.fab.mu.Unlock()
 	if q.said {
 		return
 	}
@@ -329,7 +340,8 @@ func (q *fakeQP) Disconnect() {
 }
 
 func (q *fakeQP) Close() {
-	defer q.lock()()
+	q.lock()
+	defer q.v.fab.mu.Unlock()
 	if !q.failed || q.places > 0 || q.slots > 0 || len(q.sdone)+len(q.rdone) > 0 {
 		panic(fmt.Sprintf("a queue pair is closed with %d sends and %d receives", q.places, q.slots))
 	}

@@ -63,6 +63,7 @@ func (v *fakeVerbs) Dial(ctx context.Context, local, remote netip.AddrPort, q QP
 	case l == nil:
 		return Peer{}, &Rejected{Remote: remote, Reason: 8}
 	}
+	q.(*fakeQP).param = p
 	p.Private = padded(p.Private, transport.MaxConnect)
 	a := &fakeAsked{l: l, q: q.(*fakeQP), p: p, local: remote, remote: local, answer: make(chan Param, 1), reject: make(chan []byte, 1)}
 	l.v.r.Do(func() { l.ask(a) })
@@ -105,6 +106,7 @@ func (a *fakeAsked) Accept(q QP, p Param) error {
 		a.l.v.fab.mu.Lock()
 		defer a.l.v.fab.mu.Unlock()
 		a.by = q.(*fakeQP)
+		a.by.param = p
 		a.q.peer, a.by.peer = a.by, a.q
 		p.Private = padded(p.Private, transport.MaxAccept)
 		a.answer <- p

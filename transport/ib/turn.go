@@ -126,9 +126,9 @@ func (l *link) check(c *Completion) {
 	switch {
 	case c.Status != OK && c.Status != Flushed:
 		l.fail(l.reason(&StatusError{Op: c.Op, Status: c.Status}))
-	case c.Op >= Recv && c.ID >= uint64(l.recvs), c.held() && c.Status == OK && c.N > l.slotSize:
+	case c.Op > RecvWriteImm, c.Op >= Recv && c.ID >= uint64(l.recvs), c.held() && c.N > l.slotSize:
 		l.silent.Store(true)
-		l.fail(fmt.Errorf("ib: the device says that %d bytes of %v are in slot %d", c.N, l.remote, c.ID))
+		l.fail(fmt.Errorf("ib: the device says that a %v of %v has left %d bytes in slot %d", c.Op, l.remote, c.N, c.ID))
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"syscall"
 
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/transport"
@@ -365,6 +366,19 @@ var reasons = map[uint16]string{
 	1: "no queue pair is free", 3: "no resources", 4: "it timed out", 6: "the communication identifier is invalid",
 	8: "nobody listens there", 10: "the connection is stale", 12: "the primary address is wrong",
 	13: "the primary address is elsewhere", 28: "the program refuses",
+}
+
+// Is makes errors.Is find the errno of reasons that have one.
+func (e *Rejected) Is(target error) bool {
+	switch e.Reason {
+	case 4:
+		return target == syscall.ETIMEDOUT
+	case 8:
+		return target == syscall.ECONNREFUSED
+	case 10:
+		return target == syscall.ECONNRESET
+	}
+	return false
 }
 
 func (e *Rejected) Error() string {

@@ -1,0 +1,170 @@
+package ib
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rdsd/rdsd/transport"
+)
+
+// TestParameters: both ends want to be tried again as often as possible.
+func TestParameters(t *testing.T) {
+	w := newWorld(t, nil)
+	x, y := w.started()
+	w.locked(func() bool {
+		for _, q := range []*fakeQP{x.qp(), y.qp()} {
+			if q.param.Retry != 7 || q.param.RNRRetry != 7 {
+				t.Errorf("retry counts %d and %d; want 7", q.param.Retry, q.param.RNRRetry)
+			}
+			if q.cfg != (QPConfig{Sends: 64, Recvs: 64}) {
+				t.Errorf("queues of %+v", q.cfg)
+			}
+		}
+		return true
+	})
+	if y.l.RemoteAddr() != x.l.LocalAddr() || x.l.RemoteAddr() != y.l.LocalAddr() || x.l.LocalAddr().Addr() != w.a.info.Addr {
+		t.Errorf("%v to %v, and %v to %v", x.l.LocalAddr(), x.l.RemoteAddr(), y.l.LocalAddr(), y.l.RemoteAddr())
+	}
+}
+
+// TestDialFails: an attempt that fails says why, and leaves nothing behind.
+func TestDialFails(t *testing.T) {
+	w := newWorld(t, nil)
+	d := w.pa.NewDomain()
+	ln := w.listen(func(q transport.ConnRequest) { q.Reject([]byte("no")) })
+	_, _, err := w.dial(ln, d, nil)
+	var refused *transport.Refused
+	if !errors.As(err, &refused) || !strings.HasPrefix(string(refused.Private), "no") {
+		t.Errorf("rejected: %v", err)
+	}
+	ln.Close()
+	_, _, err = w.dial(ln, d, nil)
+	if errors.As(err, &refused) || !errors.Is(err, syscall.ECONNREFUSED) || !strings.Contains(err.Error(), "nobody listens") {
+		t.Errorf("nobody listens: %v", err)
+	}
+	for reason, want := range map[uint16]error{4: syscall.ETIMEDOUT, 10: syscall.ECONNRESET, 99: nil} {
+		w.a.RejectAll = reason
+		_, _, err := w.dial(ln, d, nil)
+		if errors.As(err, &refused) || err == nil || want != nil && !errors.Is(err, want) {
+			t.Errorf("reason %d: %v", reason, err)
+		}
+	}
+	w.a.RejectAll = 0
+	if _, _, err := w.dial(ln, d, make([]byte, transport.MaxConnect+1)); err == nil {
+		t.Error("more was shown than a REQ has")
+	}
+	w.a.Refuse = errors.New("nothing is left")
+	if _, _, err := w.dial(ln, d, nil); !errors.Is(err, w.a.Refuse) {
+		t.Errorf("without memory: %v", err)
+	}
+	w.a.Refuse = nil
+	ctx, cancel := context.WithCancel(context.Background())
+	asked := make(chan transport.ConnRequest, 1)
+	ln = w.listen(func(q transport.ConnRequest) { cancel(); asked <- q })
+	if _, _, err := w.pa.DialOneSided(ctx, netip.AddrPort{}, ln.Addr(), d, w.attr, nil); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+	if _, err := (<-asked).Accept(w.pb.NewDomain(), w.attr, nil); err == nil {
+		t.Error("a request was accepted whose peer is gone")
+	}
+	w.clean()
+}
+
+// TestAcceptFails: a request that cannot be accepted is answered nevertheless.
+func TestAcceptFails(t *testing.T) {
+	w := newWorld(t, nil)
+	none := errors.New("nothing is left")
+	failed := make(chan error, 1)
+	ln := w.listen(func(q transport.ConnRequest) {
+		d := w.pb.NewDomain()
+		w.locked(func() bool { w.b.Refuse = none; return true })
+		_, err := q.Accept(d, w.attr, nil)
+		failed <- err
+	})
+	_, _, err := w.dial(ln, w.pa.NewDomain(), nil)
+	if errors.As(err, new(*transport.Refused)) == false {
+		t.Errorf("dialled: %v", err)
+	}
+	if err := <-failed; !errors.Is(err, none) {
+		t.Errorf("accepted: %v", err)
+	}
+	w.clean()
+}
+
+// TestListenerCloses: Close waits for calls of accept; a request that comes later is refused,
+// and one that was brought can be answered.
+func TestListenerCloses(t *testing.T) {
+	w := newWorld(t, nil)
+	asked, goOn := make(chan struct{}), make(chan struct{})
+	ln := w.listen(func(q transport.ConnRequest) {
+		close(asked)
+		<-goOn
+		q.Reject(nil)
+	})
+	dialled := make(chan error, 1)
+	go func() { // ends when it is refused
+		_, _, err := w.dial(ln, w.pa.NewDomain(), nil)
+		dialled <- err
+	}()
+	<-asked
+	closed := make(chan struct{})
+	go func() { // ends with accept
+		ln.Close()
+		close(closed)
+	}()
+	w.until("The port is free.", func() bool { return w.locked(func() bool { return len(w.b.fab.ports) == 0 }) })
+	select {
+	case <-closed:
+		t.Error("Close did not wait for accept")
+	case <-time.After(10 * time.Millisecond):
+	}
+	l := ln.(*listener)
+	late := &fakeAsked{l: &fakeListener{v: w.b}, reject: make(chan []byte, 1)}
+	l.mu.Lock()
+	l.closed = true // as it is when Close waits
+	l.mu.Unlock()
+	l.ask(late)
+	<-late.reject
+	close(goOn)
+	<-closed
+	if err := <-dialled; !errors.As(err, new(*transport.Refused)) {
+		t.Error(err)
+	}
+}
+
+// TestAnswersAreBounded: of more requests than are answered at a time the rest are refused.
+func TestAnswersAreBounded(t *testing.T) {
+	w := newWorld(t, nil)
+	goOn := make(chan struct{})
+	var calls sync.WaitGroup
+	calls.Add(maxAnswering)
+	ln := w.listen(func(q transport.ConnRequest) {
+		calls.Done()
+		<-goOn
+		q.Reject([]byte("late"))
+	})
+	l := ln.(*listener)
+	asks := make([]*fakeAsked, maxAnswering+3)
+	for i := range asks {
+		asks[i] = &fakeAsked{l: &fakeListener{v: w.b}, reject: make(chan []byte, 1)}
+		l.ask(asks[i])
+	}
+	calls.Wait()
+	for _, a := range asks[maxAnswering:] {
+		if b := <-a.reject; b[0] != 0 {
+			t.Errorf("%q", b)
+		}
+	}
+	close(goOn)
+	for _, a := range asks[:maxAnswering] {
+		if b := <-a.reject; !strings.HasPrefix(string(b), "late") {
+			t.Errorf("%q", b)
+		}
+	}
+}

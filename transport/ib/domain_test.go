@@ -1,0 +1,189 @@
+package ib
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/rdsd/rdsd/transport"
+)
+
+func write(key uint32, addr uint64, s string) transport.Op {
+	return transport.Op{Kind: transport.OpWriteImm, Key: key, Addr: addr, Data: []byte(s)}
+}
+
+// TestRevokesAtOnce: a device that ends keys at once says so, and how much was written.
+func TestRevokesAtOnce(t *testing.T) {
+	w := newWorld(t, nil)
+	x, y := w.started()
+	mem := make([]byte, 10)
+	key, addr := y.d.Register(mem)
+	x.post(write(key, addr, "abc"))
+	w.wantTold(y, "written 3 0x0")
+	if n, r := y.d.Take(key); n != 3 || r != transport.Idle {
+		t.Errorf("%d bytes, %v", n, r)
+	}
+	if n, r := y.d.Take(key); n != 0 || r != transport.Idle {
+		t.Errorf("again: %d bytes, %v", n, r)
+	}
+	if r := y.d.Revoke(99); r != transport.Idle {
+		t.Errorf("a key that never was: %v", r)
+	}
+}
+
+// TestRevokesLater: a device that ends keys by a work request says Pending, and which key is
+// at rest on one of the domain's links.
+func TestRevokesLater(t *testing.T) {
+	w := newWorld(t, func(v *fakeVerbs) { v.info.Caps.Pending = true })
+	x, y := w.started()
+	mem := make([]byte, 10)
+	key, addr := y.d.Register(mem)
+	x.post(write(key, addr, "abc"))
+	w.wantTold(y, "written 3 0x0")
+	if n, r := y.d.Take(key); n != transport.Unfilled || r != transport.Pending {
+		t.Errorf("%d bytes, %v", n, r)
+	}
+	w.wantTold(y, "written 3 0x0", fmt.Sprintf("revoked %#x 3", key))
+	// Whoever is told may end the link.
+	key, _ = y.d.Register(mem)
+	fails := errors.New("not that key")
+	y.on = func(string) error { return fails }
+	if r := y.d.Revoke(key); r != transport.Pending {
+		t.Error(r)
+	}
+	if err := w.wantClosed(y); err != fails {
+		t.Errorf("closed with %v", err)
+	}
+	// Nobody is there to be told.
+	key, _ = y.d.Register(mem)
+	if r := y.d.Revoke(key); r != transport.Pending {
+		t.Error(r)
+	}
+	w.settled()
+}
+
+// TestCannotTell: what a device does not know is not made up.
+func TestCannotTell(t *testing.T) {
+	w := newWorld(t, func(v *fakeVerbs) { v.info.Caps = Caps{AnyMemory: true, PeerRevokes: true} })
+	x, y := w.started()
+	mem := make([]byte, 10)
+	key, addr := y.d.Register(mem)
+	x.post(write(key, addr, "abc"), transport.Op{Kind: transport.OpSendInval, Key: key})
+	w.wantTold(y, "written 3 0x0 somewhere", fmt.Sprintf("invalidated %d", transport.Unfilled))
+	key, _ = y.d.Register(mem)
+	if n, r := y.d.Take(key); n != transport.Unfilled || r != transport.Idle {
+		t.Errorf("%d bytes, %v", n, r)
+	}
+	if _, ok := y.d.(transport.Guarded); ok {
+		t.Error("a domain is guarded that cannot be")
+	}
+}
+
+// TestGuard: the owner of a domain is asked before bytes are placed; what it refuses ends the
+// link with its reason.
+func TestGuard(t *testing.T) {
+	w := newWorld(t, nil)
+	x, y := w.link()
+	mem := make([]byte, 10)
+	var asked []string
+	y.d.(transport.Guarded).Guard(func(p []byte) error {
+		asked = append(asked, fmt.Sprintf("%d at %d: %q", len(p), cap(mem)-cap(p), mem))
+		if len(asked) > 1 {
+			return errGuard
+		}
+		return nil
+	})
+	x.l.Start(x, 16)
+	y.l.Start(y, 16)
+	key, addr := y.d.Register(mem)
+	x.post(write(key, addr+2, "abc"), write(key, addr+5, "de"))
+	if err := w.wantClosed(y); err != errGuard {
+		t.Errorf("closed with %v", err)
+	}
+	if fmt.Sprint(asked) != `[3 at 2: "\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00" 2 at 5: "\x00\x00abc\x00\x00\x00\x00\x00"]` {
+		t.Errorf("asked about %v", asked)
+	}
+	if string(mem[5:]) != "\x00\x00\x00\x00\x00" {
+		t.Errorf("placed %q", mem)
+	}
+	w.wantTold(y, "written 3 0x0")
+}
+
+// TestDefersReads: bytes are not taken while their owner says so, for a third of a second at
+// most, and are not lost.
+func TestDefersReads(t *testing.T) {
+	w := newWorld(t, nil)
+	x, y := w.link()
+	var defers atomic.Bool
+	defers.Store(true)
+	var asked atomic.Int32
+	y.d.(transport.Guarded).DeferReads(func() bool { asked.Add(1); return defers.Load() })
+	x.l.Start(x, 16)
+	y.l.Start(y, 16)
+	mem := make([]byte, 10)
+	key, addr := y.d.Register(mem)
+	x.post(write(key, addr, "abc"))
+	w.until("The guard was asked three times.", func() bool { return asked.Load() >= 3 })
+	if len(y.told()) > 0 || mem[0] != 0 {
+		t.Error("bytes were taken that were to wait")
+	}
+	defers.Store(false)
+	w.wantTold(y, "written 3 0x0")
+	defers.Store(true)
+	x.post(write(key, addr, "def"))
+	before := time.Now()
+	w.wantTold(y, "written 3 0x0", "written 3 0x0")
+	if d := time.Since(before); d < deferFor {
+		t.Errorf("they waited for %v, and were to for %v", d, deferFor)
+	}
+}
+
+// TestNoDomain: without a domain nothing can be registered, and who wants a link learns why.
+func TestNoDomain(t *testing.T) {
+	w := newWorld(t, nil)
+	none := errors.New("no protection domain is left")
+	w.a.Refuse = none
+	d := w.pa.NewDomain()
+	w.a.Refuse = nil
+	if key, _ := d.Register(make([]byte, 1)); key != 0 {
+		t.Errorf("key %#x", key)
+	}
+	if n, r := d.Take(1); n != 0 || r != transport.Idle {
+		t.Errorf("%d bytes, %v", n, r)
+	}
+	ln := w.listen(func(q transport.ConnRequest) { q.Reject(nil) })
+	if _, _, err := w.dial(ln, d, nil); !errors.Is(err, none) {
+		t.Errorf("dialled: %v", err)
+	}
+	d.Close()
+	if _, _, err := w.dial(ln, w.pb.NewDomain(), nil); err == nil {
+		t.Error("dialled in the domain of another device")
+	}
+}
+
+// TestGrant: the key is the peer's to revoke, at the address that is asked for; without room
+// the link ends.
+func TestGrant(t *testing.T) {
+	w := newWorld(t, nil)
+	x, y := w.started()
+	mem := make([]byte, 10)
+	key, addr := y.l.Grant(mem, 0)
+	key2, addr2 := y.l.Grant(mem[5:], 1<<20)
+	if addr2 != 1<<20 || addr == 0 || addr%4096 != 0 || key == key2 {
+		t.Errorf("keys %#x and %#x at %#x and %#x", key, key2, addr, addr2)
+	}
+	x.post(write(key, addr, "abc"), write(key2, addr2, "de"), transport.Op{Kind: transport.OpSendInval, Key: key})
+	w.wantTold(y, "written 3 0x0", "written 2 0x0", "invalidated 3")
+	if string(mem[:7]) != "abc\x00\x00de" {
+		t.Errorf("placed %q", mem)
+	}
+	none := errors.New("no key is left")
+	w.locked(func() bool { w.b.Refuse = none; return true })
+	y.l.Grant(mem, 0)
+	w.locked(func() bool { w.b.Refuse = nil; return true })
+	if err := w.wantClosed(y); !errors.Is(err, none) {
+		t.Errorf("closed with %v", err)
+	}
+}
