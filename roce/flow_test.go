@@ -21,18 +21,21 @@ type flow struct {
 	library *area // that is only read
 	once    *area // with a key that the source ends
 	lent    []*area
-	waiting bool // for the next once
-	revoked bool // the target has ended the key of area
+	waiting bool   // for the next once
+	revoked bool   // the target has ended the key of area
+	broke   bool   // the source has posted what it may not do
+	frozen  []byte // memory of the target when its queue pair failed
 }
 
 // area is exposed memory with a fence around it, and what it should hold.
 type area struct {
-	mem  []byte
-	want []byte
-	key  uint32
-	addr uint64
-	full int  // bytes from the first on that are known to be written
-	gone bool // its key has ended: nothing changes any more
+	mem   []byte
+	want  []byte
+	key   uint32
+	addr  uint64
+	full  int  // bytes from the first on that are known to be written
+	gone  bool // its key has ended: nothing changes any more
+	bound bool // the key is for one queue pair
 }
 
 type operation struct {
@@ -41,13 +44,16 @@ type operation struct {
 	area  *area  // of a WRITE and a READ
 	off   int
 	heard bool // by the target, if it ever is
+	wrong bool // it may not be done
 }
 
 func (f *flow) newArea(n int, r Rights) *area {
 	a := &area{mem: make([]byte, n+2*fence), addr: f.w.rnd.Uint64() >> 1}
 	f.w.rnd.Read(a.mem)
 	a.want = bytes.Clone(a.mem)
-	key, err := f.to.memory().Expose(a.mem[fence:fence+n:fence+n], a.addr, r, choose(f.w, AnyQP, f.to.number()))
+	qp := choose(f.w, AnyQP, f.to.number())
+	a.bound = qp != AnyQP
+	key, err := f.to.memory().Expose(a.mem[fence:fence+n:fence+n], a.addr, r, qp)
 	if err != nil {
 		panic(err)
 	}
@@ -127,6 +133,9 @@ func (f *flow) postOne() {
 		}
 		o.Key, o.Addr = o.area.key, o.area.addr+uint64(o.off)
 	}
+	if f.area != nil && !f.broke && !f.from.ghost && w.chance(w.hostile) {
+		n = f.trespass(&o)
+	}
 	o.data = make([]byte, n+2*fence)
 	w.rnd.Read(o.data)
 	body := o.data[fence : fence+n]
@@ -148,6 +157,49 @@ func (f *flow) postOne() {
 	f.from.post(o.Work)
 }
 
+// trespass makes o something that the target must not do: to write where only reading is
+// allowed, around a region, with a key that has ended or is for another queue pair, or to end a
+// key that is not the source's to end. It returns its length.
+func (f *flow) trespass(o *operation) (n int) {
+	f.broke, f.w.benign, o.wrong = true, false, true
+	f.w.counts.trespasses++
+	*o = operation{Work: Work{ID: o.ID, Op: choose(f.w, OpWrite, OpWriteImm), Imm: 1}, wrong: true}
+	n = 1 + f.w.rnd.Intn(3000)
+	a := f.area
+	switch f.w.rnd.Intn(5) {
+	case 0:
+		n = min(n, f.library.size())
+		o.Key, o.Addr = f.library.key, f.library.addr
+	case 1:
+		o.Key, o.Addr = a.key, a.addr-1
+	case 2:
+		o.Key, o.Addr = a.key, a.addr+uint64(a.size()-n)+1
+	case 3:
+		o.Key, o.Addr = f.lent[0].key, f.lent[0].addr
+		n = min(n, f.lent[0].size())
+		if len(f.lent) > 1 {
+			break
+		}
+		for _, g := range f.w.flows { // of another connection of the target's, if there is one
+			if g != f && g.to.h == f.to.h && g.area.key != a.key && g.area.bound {
+				o.Key, o.Addr = g.area.key, g.area.addr
+				n = min(n, g.area.size())
+				return n
+			}
+		}
+		o.Key += 77
+	case 4:
+		o.Op, o.Inval = OpSendInval, a.key
+		n = min(n, f.to.size)
+	}
+	return n
+}
+
+// freeze notes what the target's memory is when its queue pair fails: it stays so.
+func (f *flow) freeze() {
+	f.frozen = bytes.Clone(f.area.mem)
+}
+
 func (e *end) reads() uint8 {
 	if e.k != nil {
 		return e.k.peer.Reads
@@ -160,7 +212,7 @@ func (o *operation) hears() bool { return o.Op != OpWrite && o.Op != OpRead }
 
 // apply does o to what the target's memory should hold.
 func (o *operation) apply() {
-	if o.Op != OpWrite && o.Op != OpWriteImm || len(o.data) == 0 || o.area.gone {
+	if o.Op != OpWrite && o.Op != OpWriteImm || len(o.data) == 0 || o.wrong || o.area.gone {
 		return
 	}
 	copy(o.at(o.area.want), o.data)
@@ -194,6 +246,16 @@ func (f *flow) received(c Completion) {
 
 func (f *flow) hear(o *operation, c Completion) {
 	w := f.w
+	if o.wrong {
+		w.fail("%s received %+v, which must not be done", f.to.name, c)
+	}
+	if q := f.from.q; o.Fence && q != nil && q.state == RTS && q.req.queue.n > 0 {
+		for i := q.req.queue.at(0).ID; i < o.ID; i++ {
+			if f.ops[i].Op == OpRead {
+				w.fail("%s received %v %d before READ %d was complete", f.to.name, o.Op, o.ID, i)
+			}
+		}
+	}
 	want := Completion{ID: c.ID, Op: OpRecv, N: len(o.data), Solicited: o.Solicited, Filled: c.Filled}
 	switch o.Op {
 	case OpWriteImm:
@@ -284,7 +346,7 @@ func (f *flow) completed(c Completion) {
 		switch c.Status {
 		case Flushed, RetryExceeded, RNRExceeded:
 		case RemoteAccess:
-			if !f.revoked {
+			if !f.revoked && !o.wrong {
 				w.fail("%s: %v %d is refused", f.from.name, o.Op, o.ID)
 			}
 		default:
@@ -293,6 +355,9 @@ func (f *flow) completed(c Completion) {
 		return
 	}
 	w.counts.ok++
+	if o.wrong {
+		w.fail("%s: %v %d completes, which must not be done", f.from.name, o.Op, o.ID)
+	}
 	if f.from.ghost || f.to.ghost {
 		w.fail("%s: %v %d was done by an end that is not its peer", f.from.name, o.Op, o.ID)
 	}
@@ -369,6 +434,9 @@ func (f *flow) finishMemory() {
 	}
 	if f.to.ghost || f.from.ghost {
 		return
+	}
+	if f.frozen != nil && !bytes.Equal(f.frozen, f.area.mem) {
+		f.w.fail("%s: memory was written after its queue pair had failed", f.to.name)
 	}
 	f.check(f.area, f.got)
 	f.check(f.library, len(f.ops))

@@ -1,6 +1,7 @@
 package roce
 
 import (
+	"fmt"
 	"math/rand"
 	"net/netip"
 	"testing"
@@ -62,17 +63,16 @@ func (h *host) fill(now time.Duration) bool {
 		return false
 	}
 	h.bursts++
-	h.out = append(h.out, checkBurst(h.t, h.addr, b)...)
+	h.out = append(h.out, burstOf(h.t, h.addr, b)...)
 	h.dev.Sent(b)
 	return true
 }
 
 // checkBurst copies the packets of a burst and checks their lengths and CRCs.
-func checkBurst(t testing.TB, from netip.AddrPort, b *Burst) (list []datagram) {
-	t.Helper()
+func checkBurst(from netip.AddrPort, b *Burst) (list []datagram, err error) {
 	f, err := NewFlow(from, b.To)
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	total := 0
 	for i := range b.N {
@@ -82,16 +82,26 @@ func checkBurst(t testing.TB, from netip.AddrPort, b *Burst) (list []datagram) {
 		if b.gso {
 			ident = uint16(i)
 			if len(pkt) > b.Size || len(pkt) < b.Size && i < b.N-1 {
-				t.Errorf("packet %d of %d has %d bytes in a burst of %d each", i, b.N, len(pkt), b.Size)
+				return list, fmt.Errorf("packet %d of %d with %d bytes in a burst of %d each", i, b.N, len(pkt), b.Size)
 			}
 		}
 		if len(pkt) != b.Packet(i).Len() || !f.CheckIdent(pkt, ident) {
-			t.Errorf("packet %d of %d: %d bytes, said to be %d, or its CRC is wrong", i, b.N, len(pkt), b.Packet(i).Len())
+			return list, fmt.Errorf("packet %d of %d with %d bytes, said to be %d, or a wrong CRC", i, b.N, len(pkt), b.Packet(i).Len())
 		}
 		total += len(pkt)
 	}
 	if b.N < 1 || b.N > MaxBurst || b.gso && total > maxBurstBytes || b.Packet(0).Len() != b.Size {
-		t.Errorf("a burst of %d packets and %d bytes, the first of %d", b.N, total, b.Size)
+		return list, fmt.Errorf("a burst of %d packets and %d bytes, the first of %d", b.N, total, b.Size)
+	}
+	return list, nil
+}
+
+// burstOf is checkBurst, of which the test fails.
+func burstOf(t testing.TB, from netip.AddrPort, b *Burst) []datagram {
+	t.Helper()
+	list, err := checkBurst(from, b)
+	if err != nil {
+		t.Error(err)
 	}
 	return list
 }

@@ -19,6 +19,8 @@ type kernel struct {
 	peer   Peer
 	mem    *Memory
 	wake   func() // a completion is there
+	fault  func(format string, a ...any)
+	before int // messages that are complete
 	done   []Completion
 	dead   bool
 	deadAt time.Duration
@@ -69,6 +71,9 @@ func (k *kernel) send(p Packet) {
 }
 
 func (k *kernel) complete(c Completion) {
+	if !c.Received() {
+		k.before++
+	}
 	k.done = append(k.done, c)
 	k.wake()
 }
@@ -275,6 +280,19 @@ func (k *kernel) answer(p *Packet) {
 		}
 		return
 	}
+	// It says how many messages are done: those that end before what it is about.
+	upTo, done := p.PSN, k.before
+	if p.Syndrome.IsAck() {
+		upTo = upTo.Add(1)
+	}
+	for _, w := range k.works {
+		if w.first.Add(w.n).Sub(upTo) <= 0 {
+			done++
+		}
+	}
+	if p.MSN != PSN(done) {
+		k.fault("a kernel is told that %d messages are done, and knows of %d", p.MSN, done)
+	}
 	switch s := p.Syndrome; {
 	case s.IsAck():
 		k.upTo(p.PSN.Add(1))
@@ -361,6 +379,9 @@ func (k *kernel) request(p *Packet) {
 		k.got += copy(k.recvs[0].Data[k.got:], p.Payload)
 	case kindWrite:
 		to, err := k.mem.Access(k.num, k.writeKey, k.writeAt+uint64(k.got), uint64(len(p.Payload)), RemoteWrite)
+		if err == nil && p.Op.Starts() {
+			_, err = k.mem.Access(k.num, p.Key, p.Addr, uint64(p.Len), RemoteWrite)
+		}
 		if err != nil {
 			k.nak(NAKRemoteAccess)
 			return

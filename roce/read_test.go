@@ -138,7 +138,7 @@ func TestLentMemory(t *testing.T) {
 	if !p.B.dev.Fill(0, &b) || p.B.dev.Fill(0, &b) {
 		t.Fatal("no burst, or two")
 	}
-	list := checkBurst(t, p.B.addr, &b)
+	list := burstOf(t, p.B.addr, &b)
 	if _, idle := p.B.dev.Memory().Take(key); idle {
 		t.Error("idle while a burst refers to it")
 	}
@@ -153,7 +153,7 @@ func TestLentMemory(t *testing.T) {
 	p.A.told = nil
 	p.post(p.a, Work{ID: 5, Op: OpSend, Piece: piece(make([]byte, 8))})
 	p.A.dev.Fill(0, &b)
-	p.B.dev.Receive(0, p.A.addr, checkBurst(t, p.A.addr, &b)[0].pkt)
+	p.B.dev.Receive(0, p.A.addr, burstOf(t, p.A.addr, &b)[0].pkt)
 	p.carry(p.B, p.A)
 	if _, ok := p.a.Poll(); ok || len(p.A.told) > 0 {
 		t.Error("complete while its memory is being sent")

@@ -97,6 +97,10 @@ func (q *QP) request(p *Packet) bool {
 			r.answer(NAKSequence, r.expected)
 		}
 	default:
+		// A NAK that has not left is none any more: packets had only changed places.
+		if r.refused && r.owed {
+			r.answer(AckUnlimited, 0)
+		}
 		r.refused = false
 		q.expected(p)
 	}

@@ -49,6 +49,7 @@ func newWorld(seed int64, trace bool) *world {
 	for i := range 1 + w.rnd.Intn(3) {
 		w.join(fmt.Sprint(i), cfg.MTU)
 	}
+	w.hostile = choose(w, 0, 0, 0.01)
 	w.benign = w.net.Profile.Loss <= 0.01 && w.net.Profile.Flip <= 0.01
 	return w
 }
@@ -68,7 +69,7 @@ func (w *world) mend(from, to netip.AddrPort, pkt []byte) bool {
 func (w *world) newEnd(h *simHost, name string) *end {
 	e := &end{h: h, name: name, depth: choose(w, 1, 4, 30), size: choose(w, 1, 500, 9000)}
 	if h.dev == nil {
-		e.k = &kernel{c: &w.Clock, net: w.net, addr: h.addr, num: uint32(w.rnd.Intn(1<<24-2) + 2), mem: NewMemory(w.rnd), wake: h.plan}
+		e.k = &kernel{c: &w.Clock, net: w.net, addr: h.addr, num: uint32(w.rnd.Intn(1<<24-2) + 2), mem: NewMemory(w.rnd), wake: h.plan, fault: w.fail}
 		h.kernels = append(h.kernels, e.k)
 	} else {
 		q, err := h.dev.NewQP(QPConfig{Sends: e.depth, Recvs: 16, RNR: choose(w, RNR(0), RNR(100*time.Microsecond), RNR(10*time.Millisecond))})
@@ -313,7 +314,7 @@ func TestSeeds(t *testing.T) {
 	}
 	var sum Counters
 	var drops [NumDropReasons]uint64
-	var ok, died, cuts, restarts, revoked, spoofed uint64
+	var ok, died, cuts, restarts, revoked, spoofed, trespasses uint64
 	for seed := *simFrom; seed < *simFrom+int64(n); seed++ {
 		w := runSeed(seed, false)
 		if w.bad != "" {
@@ -324,6 +325,7 @@ func TestSeeds(t *testing.T) {
 			drops[i] += n
 		}
 		ok, died, cuts = ok+w.counts.ok, died+w.counts.died, cuts+w.counts.cuts
+		trespasses += w.counts.trespasses
 		restarts, revoked, spoofed = restarts+w.counts.restarts, revoked+w.counts.revoked, spoofed+w.counts.spoofed
 	}
 	t.Logf("%d worlds: %d operations done, %d flows died, %d cuts, %d restarts, %d keys ended, %d packets spoofed\n%+v\ndrops %v",
@@ -333,7 +335,7 @@ func TestSeeds(t *testing.T) {
 		"send_rnr_err": sum.SendRNRErr, "rcvd_seq_err": sum.RcvdSeqErr, "ack_deferred": sum.AckDeferred,
 		"retry_exceeded_err": sum.RetryExceededErr, "ack_timeouts": sum.AckTimeouts, "read_replays": sum.ReadReplays,
 		"source": drops[DropSource], "icrc": drops[DropICRC], "window": drops[DropWindow],
-		"restarts": restarts, "revoked": revoked, "spoofed": spoofed, "cuts": cuts, "died": died, "ok": ok,
+		"restarts": restarts, "revoked": revoked, "spoofed": spoofed, "cuts": cuts, "died": died, "ok": ok, "trespasses": trespasses,
 	} {
 		if v == 0 {
 			t.Errorf("the worlds do not cover %s", name)

@@ -14,19 +14,20 @@ import (
 // world is hosts with connections between them over a net drawn from a seed.
 type world struct {
 	sim.Clock
-	rnd    *rand.Rand
-	net    *sim.Datagrams
-	hosts  []*simHost
-	flows  []*flow
-	bad    string
-	trace  *strings.Builder
-	digest uint64
-	benign bool // no fault lasts as long as a queue pair's patience
+	rnd     *rand.Rand
+	net     *sim.Datagrams
+	hosts   []*simHost
+	flows   []*flow
+	bad     string
+	trace   *strings.Builder
+	digest  uint64
+	hostile float64 // how likely an operation is one that must not be done
+	benign  bool    // no fault lasts as long as a queue pair's patience
 
 	counts struct {
-		ok, died, restarts, cuts, revoked, spoofed, polls uint64
-		sum                                               Counters
-		drops                                             [NumDropReasons]uint64
+		ok, died, restarts, cuts, revoked, spoofed, polls, trespasses uint64
+		sum                                                           Counters
+		drops                                                         [NumDropReasons]uint64
 	}
 }
 
@@ -73,6 +74,11 @@ func (h *simHost) Completed(q *QP) { h.plan() }
 func (h *simHost) Arrived(q *QP)   {}
 func (h *simHost) Failed(q *QP, why error) {
 	h.w.note("%v: queue pair %d failed: %v", h.addr.Addr(), q.number, why)
+	for _, e := range h.ends {
+		if e.q == q && e.in.area != nil {
+			e.in.freeze()
+		}
+	}
 }
 func (h *simHost) MAD(netip.AddrPort, []byte) {}
 func (h *simHost) Drop(why DropReason)        { h.w.note("%v drops: %v", h.addr.Addr(), why) }
@@ -101,8 +107,12 @@ func (h *simHost) endTurn() {
 			h.w.fail("%v sends for ever", h.addr)
 		}
 		b := &h.burst
-		for k := range b.N {
-			h.w.send(h.addr, b.To, b.Packet(k).Append(nil))
+		list, err := checkBurst(h.addr, b)
+		if err != nil {
+			h.w.fail("%v sends %v", h.addr, err)
+		}
+		for _, d := range list {
+			h.w.send(h.addr, b.To, d.pkt)
 		}
 		h.dev.Sent(b)
 	}

@@ -33,6 +33,7 @@ var worlds = map[string]world{
 	"volumes":     {"internal/simtest", []string{"-sim.hunt=volumes", "-sim.seeds"}},
 	"sessions":    {"rtrs", []string{"-rtrs.hunt", "-rtrs.seeds"}},
 	"connections": {"roce/cm", []string{"-cm.hunt", "-cm.seeds"}},
+	"queuepairs":  {"roce", []string{"-roce.hunt", "-roce.seeds"}},
 }
 
 // hunt is a rule to be broken and a world that has to notice.
