@@ -53,6 +53,9 @@ func vectors(t testing.TB) (list []vector) {
 	return list
 }
 
+// source is the UDP port that it was sent from.
+func (v *vector) source() uint16 { return binary.BigEndian.Uint16(v.ip[20:]) }
+
 func addrPort(ip, port []byte) netip.AddrPort {
 	a, _ := netip.AddrFromSlice(ip)
 	return netip.AddrPortFrom(a, binary.BigEndian.Uint16(port))
