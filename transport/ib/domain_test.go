@@ -56,6 +56,18 @@ func TestRevokesLater(t *testing.T) {
 	if err := w.wantClosed(y); err != fails {
 		t.Errorf("closed with %v", err)
 	}
+	// A link that is to end is told nothing more.
+	x, y = w.started()
+	key, _ = y.d.Register(mem)
+	w.locked(func() bool { w.b.Slow = true; return true })
+	y.l.Close()
+	y.d.Revoke(key)
+	w.settled()
+	if len(y.told()) > 0 {
+		t.Errorf("told %q", y.told())
+	}
+	w.b.flush()
+	w.wantClosed(y)
 	// Nobody is there to be told.
 	key, _ = y.d.Register(mem)
 	if r := y.d.Revoke(key); r != transport.Pending {

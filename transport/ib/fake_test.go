@@ -218,6 +218,7 @@ type fakeQP struct {
 	dead   Status // what the next work request ends with, when not OK
 	hold   bool   // nothing is carried out
 	refuse error  // of work and slots
+	onPost func() // called at the beginning of Post
 }
 
 func (d *fakeDomain) NewQP(cfg QPConfig, h Handler) (QP, error) {
@@ -245,7 +246,13 @@ func (q *fakeQP) lock() {
 	}
 }
 
+// badImm is what the device does not do.
+const badImm = 0xbad
+
 func (q *fakeQP) Post(wr []WR) (n int, err error) {
+	if q.onPost != nil {
+		q.onPost()
+	}
 	q.lock()
 	defer q.v.fab.mu.Unlock()
 	q.v.posts++
@@ -255,6 +262,10 @@ func (q *fakeQP) Post(wr []WR) (n int, err error) {
 	for i := range wr {
 		if q.places >= q.cfg.Sends-q.v.Window {
 			return i, nil
+		}
+		if wr[i].Imm == badImm {
+			q.doPump() // what was posted before is carried out
+			return i, errors.New("not that")
 		}
 		for _, p := range wr[i].Piece {
 			if len(p) > 0 && !q.v.info.Caps.AnyMemory && !q.v.own.has(p) {
@@ -422,6 +433,10 @@ func (q *fakeQP) pump() {
 	q.v.fab.mu.Lock()
 	defer q.v.fab.mu.Unlock()
 	q.due = false
+	q.doPump()
+}
+
+func (q *fakeQP) doPump() {
 	for len(q.sq) > 0 && q.peer != nil && !q.failed && !q.hold {
 		wr := &q.sq[0]
 		status := q.dead

@@ -1,6 +1,7 @@
 package ib
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -25,8 +26,8 @@ import (
 //	the last one      finds that nothing is posted any more, so that the device touches no
 //	                  memory for the link: it closes the queue pair and calls Closed
 //
-// mu is not held during a call of the handler, nor of QP.Post, which may send; it is held
-// during other calls of the device.
+// mu is not held during a call of the handler, nor of QP.Post, which may send, as long as the
+// queue pair has not failed; it is held during other calls of the device.
 type link struct {
 	p             *Provider
 	d             *domain
@@ -47,6 +48,7 @@ type link struct {
 	out      sendQueue
 	handing  bool // a thread is handing work over
 	due      bool // a turn has been asked for
+	left     bool // and Flush has left work to it
 	reserved int  // bytes charged
 	releases []func()
 
@@ -243,6 +245,7 @@ func (l *link) Flush() {
 		}
 		if runs == maxRuns {
 			l.out.untake(len(run))
+			l.left = true
 			l.turnSoon()
 			break
 		}
@@ -251,18 +254,27 @@ func (l *link) Flush() {
 		l.mu.Unlock()
 		n, err := l.qp.Post(run)
 		l.mu.Lock()
-		l.out.untake(len(run) - n)
-		if err != nil {
-			l.fail(fmt.Errorf("ib: the device refuses a %v to %v: %w", run[n].Op, l.remote, err))
-		}
 		if n < len(run) {
-			break // until something has completed
+			l.refused(run[n:], err)
 		}
 	}
 	l.handing = false
 	if l.why != nil {
 		l.turnSoon() // it may have waited for this thread
 	}
+}
+
+// refused ends the link because the device did not take the first of run, which stands behind
+// work that it took. That may have no completion of its own, so one more is posted, which
+// completes behind it, since the queue pair has failed. mu is held.
+func (l *link) refused(run []WR, err error) {
+	if err == nil {
+		err = errors.New("it has fewer places than it said")
+	}
+	l.fail(fmt.Errorf("ib: the device refuses a %v to %v: %w", run[0].Op, l.remote, err))
+	run[0] = WR{ID: run[0].ID, Op: Send, Flags: Signal}
+	n, _ := l.qp.Post(run[:1])
+	l.out.untake(len(run) - n)
 }
 
 // Close ends the link. One that was not started has nobody to be told when the device is done

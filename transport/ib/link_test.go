@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -469,4 +470,122 @@ func TestTooLong(t *testing.T) {
 		t.Errorf("the sender closed with %v", err)
 	}
 	w.wantTold(y, `received "12345678" 0x0 false`)
+}
+
+// TestFlushIsBounded: a caller whose Flush meets others who post hands over a few runs, and the
+// reactor goes on, also before the link is started.
+func TestFlushIsBounded(t *testing.T) {
+	for _, start := range []bool{true, false} {
+		w := newWorld(t, nil)
+		x, y := w.link()
+		if start {
+			x.l.Start(x, 16)
+		}
+		y.l.Start(y, 16)
+		w.settled()
+		busy := make(chan struct{})
+		w.a.r.Do(func() { <-busy })
+		posts, left := 0, 40
+		x.qp().onPost = func() {
+			posts++
+			if left--; left > 0 {
+				x.l.Post(&transport.Op{Kind: transport.OpWriteImm})
+			}
+		}
+		x.post(transport.Op{Kind: transport.OpWriteImm})
+		if posts != maxRuns {
+			t.Errorf("one Flush handed over %d runs; at most %d", posts, maxRuns)
+		}
+		close(busy)
+		w.until("The rest has come.", func() bool { return len(y.told()) == 40 })
+	}
+}
+
+// TestRefusedWork: work that the device refuses ends the link, also if what was posted before
+// it has been done and asks for no completion.
+func TestRefusedWork(t *testing.T) {
+	w := newWorld(t, nil)
+	x, y := w.started()
+	for _, imm := range []uint32{1, 2, badImm, 3} {
+		x.l.Post(&transport.Op{Kind: transport.OpWriteImm, Imm: imm})
+	}
+	x.l.Flush()
+	if err := w.wantClosed(x); !strings.Contains(err.Error(), "not that") {
+		t.Errorf("closed with %v", err)
+	}
+	w.wantClosed(y)
+	w.wantTold(y, "written 0 0x1", "written 0 0x2")
+
+	w = newWorld(t, func(v *fakeVerbs) { v.Window = 60 })
+	x, y = w.started()
+	w.hold(x, true)
+	for range 64 {
+		x.l.Post(&transport.Op{Kind: transport.OpWriteImm})
+	}
+	x.l.Flush()
+	if err := w.wantClosed(x); !strings.Contains(err.Error(), "fewer places") {
+		t.Errorf("closed with %v", err)
+	}
+	w.wantClosed(y)
+}
+
+// TestEndsWhileHandingOver: the queue pair is not closed while a thread hands work to it, and
+// the link ends when that has returned.
+func TestEndsWhileHandingOver(t *testing.T) {
+	w := newWorld(t, nil)
+	x, y := w.started()
+	w.settled()
+	x.qp().onPost = func() {
+		y.l.Close()
+		x.l.Close()
+		w.until("The device has flushed everything.", func() bool {
+			w.settled()
+			return w.locked(func() bool { return x.qp().failed && x.qp().slots == 0 })
+		})
+		w.settled()
+	}
+	x.post(send("a"))
+	w.wantClosed(x)
+	w.wantClosed(y)
+}
+
+// TestSlowUnstarted: a device that takes long to flush keeps its queue pair until it has.
+func TestSlowUnstarted(t *testing.T) {
+	w := newWorld(t, nil)
+	x, y := w.link()
+	w.hold(x, true)
+	x.post(send("a"))
+	w.locked(func() bool { w.a.Slow = true; return true })
+	x.l.Close()
+	y.l.Close()
+	w.settled()
+	if w.locked(func() bool { return x.qp().closed }) {
+		t.Error("the queue pair was closed with work of it")
+	}
+	w.a.flush()
+	w.clean()
+}
+
+// TestNothingAfterClose: a handler that has ended the link is told nothing more of what has come
+// together with that.
+func TestNothingAfterClose(t *testing.T) {
+	for _, ops := range [][]transport.Op{
+		{send("a"), send("b")},
+		{{Kind: transport.OpSendInval, Data: []byte("a")}},
+	} {
+		w := newWorld(t, nil)
+		x, y := w.started()
+		y.on = func(string) error { y.l.Close(); return nil }
+		ops[0].Key, _ = y.d.Register(make([]byte, 1))
+		w.settled()
+		busy := make(chan struct{})
+		w.b.r.Do(func() { <-busy })
+		x.post(ops...)
+		w.until("They are sent.", func() bool { return x.sends() == len(ops) })
+		close(busy)
+		w.wantClosed(y)
+		if got := y.told(); len(got) != 1 {
+			t.Errorf("told %q", got)
+		}
+	}
 }

@@ -26,7 +26,6 @@ func TestConformance(t *testing.T) {
 		{"completions out of order", func(v *fakeVerbs) { v.Mix = rand.New(rand.NewSource(1)) }},
 		{"one completion at a time", func(v *fakeVerbs) { v.Few = 1 }},
 		{"memory of its own", func(v *fakeVerbs) { v.info.Caps.AnyMemory = false }},
-		{"fewer places than it said", func(v *fakeVerbs) { v.Window = 5 }},
 		{"places unknown", func(v *fakeVerbs) { v.info.Caps.Places = false }},
 		{"revokes later", func(v *fakeVerbs) { v.info.Caps.Pending = true }},
 		{"a plain card", func(v *fakeVerbs) { v.info.Caps = Caps{Pinned: true} }},

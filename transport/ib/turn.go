@@ -31,12 +31,15 @@ func (l *link) Ended(why error) {
 func (l *link) turn() {
 	guard.Point("volume.link")
 	l.mu.Lock()
-	l.due = false
-	started := l.h != nil && !l.ended
+	started, left := l.h != nil && !l.ended, l.left
+	l.due, l.left = false, false
 	if !started {
 		l.drained()
 	}
 	l.mu.Unlock()
+	if left {
+		l.Flush()
+	}
 	if !started {
 		return
 	}
@@ -59,7 +62,7 @@ func (l *link) batch(done []Completion) {
 	if len(done) == 0 {
 		return
 	}
-	h, sent, events, refilled := l.count(done)
+	h, sent, events, more := l.count(done)
 	if h != nil && (sent > 0 || events) {
 		// A slot that holds nothing is posted again before the handler answers, because the
 		// peer may have a message for it then.
@@ -72,7 +75,7 @@ func (l *link) batch(done []Completion) {
 		l.repost(done, (*Completion).held)
 		h.End()
 	}
-	if refilled {
+	if more {
 		l.Flush()
 	}
 }
@@ -82,8 +85,8 @@ func (c *Completion) received() bool { return c.Op >= Recv && c.Status == OK }
 func (c *Completion) held() bool     { return c.Op == Recv && c.N > 0 }
 
 // count takes what completions say about the queues: sent operations are to be told, and
-// events if there are any, unless h is nil.
-func (l *link) count(done []Completion) (h transport.OneSidedHandler, sent int, events, refilled bool) {
+// events if there are any, unless h is nil; more can be handed over, because there are places.
+func (l *link) count(done []Completion) (h transport.OneSidedHandler, sent int, events, more bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i := range done {
@@ -91,14 +94,14 @@ func (l *link) count(done []Completion) (h transport.OneSidedHandler, sent int, 
 		sent += l.counted(c)
 		events = events || c.received()
 	}
-	if l.why == nil && l.out.late.first != nil {
+	if l.why == nil {
 		l.out.refill(l.shrink)
-		refilled = true
+		more = l.out.handed < l.out.placed
 	}
 	if !l.silent.Load() {
 		h = l.h
 	}
-	return h, sent, events, refilled
+	return h, sent, events, more
 }
 
 // counted takes what c says about the queues. It returns how many operations are sent. mu is

@@ -158,8 +158,9 @@ type QP interface {
 	Number() uint32
 	// Post adds work in order, with one doorbell, and copies wr, but not what it names: that is
 	// the device's until the work has completed. n < len(wr): the queue is full, and takes more
-	// after completions were polled. Work of a queue pair that has failed completes as Flushed.
-	// An error is of wr[n]: the device cannot do it.
+	// after completions were polled; work without a completion of its own has left it when a
+	// later completion is polled. Work of a queue pair that has failed completes as Flushed,
+	// behind what was posted before. An error is of wr[n]: the device cannot do it.
 	Post(wr []WR) (n int, err error)
 	// Receive adds slots, likewise. It may be called from when q is made; without slots the
 	// peer is told to try again.
