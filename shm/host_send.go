@@ -234,7 +234,9 @@ func (r *Region) readPost(n uint64, w Word, p *Post) error {
 	switch {
 	case w&wordReserved != 0 || d.Flags&^FlagWant != 0:
 		p.Bad = &Error{unix.EINVAL, fmt.Sprintf("a descriptor with unknown bits: word %#x, flags %#x", uint64(w), d.Flags)}
-	case bytes > int(r.MaxDatagram) || count > 1 && bytes > MaxTrainBytes:
+	// Of a socket with a small send buffer a train may be longer than a datagram may: it is bounded
+	// by the room that its datagrams found one by one.
+	case count == 1 && bytes > int(r.MaxDatagram) || count > 1 && bytes > MaxTrainBytes:
 		p.Bad = &Error{unix.EMSGSIZE, fmt.Sprintf("%d bytes for %d datagrams; one has at most %d, several together at most %d", bytes, count, r.MaxDatagram, MaxTrainBytes)}
 	case p.Table && 4*count > bytes:
 		p.Bad = &Error{unix.EINVAL, fmt.Sprintf("a table of %d lengths in %d bytes", count, bytes)}

@@ -109,6 +109,39 @@ type socketPairs struct {
 	wanted  bool // the client takes offers
 	all     map[uint64]*pair
 	out, in map[uint16]*pair // by the other end's port
+	unused  map[uint16]unusedPair
+}
+
+// unusedPair is how often in a row the pair of a flow was closed again without having been used, at
+// last when: a client may send in ways that do not use it.
+type unusedPair struct {
+	times uint8
+	last  time.Duration
+}
+
+// maxUnused bounds the doublings of offerAgain, and the flows that are remembered.
+const (
+	maxUnused      = 6
+	maxUnusedFlows = 64
+)
+
+// used notes whether a pair to port was.
+func (s *socketPairs) used(now time.Duration, port uint16, used bool) {
+	if used || len(s.unused) >= maxUnusedFlows {
+		delete(s.unused, port)
+		return
+	}
+	if s.unused == nil {
+		s.unused = map[uint16]unusedPair{}
+	}
+	u := s.unused[port]
+	s.unused[port] = unusedPair{min(u.times+1, maxUnused), now}
+}
+
+// soon reports whether the flow to port had pairs for nothing, and is not offered one yet.
+func (s *socketPairs) soon(now time.Duration, port uint16) bool {
+	u := s.unused[port]
+	return u.times > 0 && now-u.last < offerAgain<<u.times
 }
 
 func (s *socketPairs) mark(sport uint16, placed uint64) {
@@ -138,7 +171,8 @@ func (p *pair) unread() (u rds.PairedUnread) {
 	if p.sealed && p.state < pairGone {
 		f := p.mem.Figures()
 		fill, _ := p.mem.Fill()
-		if n := f.Sent - f.Read; n > 0 && n <= fill/8 {
+		// At most shm.MaxTrain datagrams in each record, of 8 bytes at least.
+		if n := f.Sent - f.Read; n > 0 && n <= fill/8*shm.MaxTrain {
 			u = rds.PairedUnread{Datagrams: int(n), Bytes: int(min(f.SentBytes-f.ReadBytes, fill))}
 		}
 	}
@@ -149,7 +183,7 @@ func (p *pair) unread() (u rds.PairedUnread) {
 // lock is held, on the reactor's thread.
 func (r *ringSock) offerPair(now time.Duration, port uint16) {
 	to := r.pairReader(port)
-	if to == nil {
+	if to == nil || r.pairs.soon(now, port) {
 		return
 	}
 	room := min(to.sock.PairRoom(), shm.MaxPairBytes)
@@ -425,6 +459,7 @@ func (p *pair) end() {
 	}
 	p.state = pairGone
 	from, to := p.ends[sends], p.ends[reads]
+	from.pairs.used(p.host.StepTime(), to.sock.Addr().Port(), p.heard.Sent > 0)
 	if p.aside > 0 {
 		to.sock.SetAside(p.host.StepTime(), -p.aside)
 		p.aside = 0

@@ -122,3 +122,33 @@ func (c *congestionByCredit) round(t *testing.T, port uint16) uint64 {
 	}
 	return cancelled
 }
+
+// TestTrainLongerThanADatagram sends small datagrams as fast as it can with a small send
+// buffer: together they are more than one may be, and none is refused for that.
+func TestTrainLongerThanADatagram(t *testing.T) {
+	d := rdsdtest.Start(t, rdsdtest.AddrA, rdsdtest.FreePort(t, rdsdtest.AddrA))
+	ctx := within(t, 30*time.Second)
+	c := d.Dial(rdsd.WithFrontEnd(rdsd.Rings))
+	from, err := c.Bind(ctx, d.AddrPort(0), rdsd.WithSendBuffer(8<<10))
+	if err != nil {
+		t.Fatal(err)
+	}
+	to, err := c.Bind(ctx, d.AddrPort(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n = 20_000
+	go func() {
+		p := make([]byte, 1000)
+		for range n {
+			if from.Send(ctx, to.LocalAddr(), p) != nil {
+				return
+			}
+		}
+	}()
+	for i := range n {
+		if _, err := to.Recv(ctx); err != nil {
+			t.Fatalf("%v, after %d of %d datagrams", err, i, n)
+		}
+	}
+}

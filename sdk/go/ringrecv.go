@@ -141,9 +141,6 @@ func (r *rings) takeLocked(into []Datagram, how place) (n int, h *held, err erro
 	freed := false
 	if l := r.rx; l != nil {
 		l.recv.Single(len(into) == 1)
-		if l.ending > 0 {
-			l.sweepPairsLocked()
-		}
 		// Requests look at everything that is there first; what they leave is in halfRead,
 		// before the ring.
 		if !r.reqs.empty() {
@@ -192,6 +189,9 @@ func (r *rings) takeLocked(into []Datagram, how place) (n int, h *held, err erro
 	}
 	if n > 0 {
 		if r.rx != nil {
+			if r.rx.ending > 0 { // this may have been the last of a pair
+				r.rx.sweepPairsLocked()
+			}
 			// Once for the call, not for each train: it is a store that the daemon polls.
 			r.rx.recv.Taken()
 		}
@@ -347,6 +347,9 @@ func (r *rings) pumpLocked(l *ringLink) error {
 		t, err := r.nextTrainLocked(l, true)
 		if t == nil {
 			l.recv.Taken()
+			if l.ending > 0 {
+				l.sweepPairsLocked()
+			}
 			if stashed {
 				r.rxSeq.Add(1)
 				r.waiters.wake(shm.ClientWaitsRecv)
