@@ -26,10 +26,27 @@ type client struct {
 
 func start(t *testing.T, role string, at *rdsdtest.Daemon, flow int, to netip.AddrPort) *client {
 	t.Helper()
-	c := &client{cmd: exec.Command(os.Args[0])}
+	return startProgram(t, exec.Command(os.Args[0]), role, at, flow, to)
+}
+
+// startAs starts program, a copy of this one, as another user's sender.
+func startAs(t *testing.T, program string, uid uint32, at *rdsdtest.Daemon, flow int, to netip.AddrPort) *client {
+	t.Helper()
+	cmd := exec.Command(program)
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+	return startProgram(t, cmd, "hurrier", at, flow, to)
+}
+
+func startProgram(t *testing.T, cmd *exec.Cmd, role string, at *rdsdtest.Daemon, flow int, to netip.AddrPort) *client {
+	t.Helper()
+	c := &client{cmd: cmd}
 	c.cmd.Env = append(os.Environ(), "RDSD_KILLTEST_ROLE="+role, "RDSD_SOCKET="+at.Socket, "RDSD_KILLTEST_ADDR="+at.Addr.String(),
 		fmt.Sprint("RDSD_KILLTEST_FLOW=", flow), "RDSD_KILLTEST_TO="+to.String())
-	c.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if c.cmd.SysProcAttr == nil {
+		c.cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	c.cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
 	c.cmd.Stderr = os.Stderr
 	out, err := c.cmd.StdoutPipe()
 	if err == nil {

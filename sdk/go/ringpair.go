@@ -240,6 +240,8 @@ func (l *ringLink) sweepPairsLocked() {
 	}
 	if len(left) < len(l.in.in) {
 		l.setPairsLocked(left)
+		l.r.rxSeq.Add(1) // calls that wait hold the memory until they look again
+		l.r.waiters.wake(shm.ClientWaitsRecv)
 	}
 }
 
