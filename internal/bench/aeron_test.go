@@ -49,34 +49,78 @@ func aeronWay(bytes, mtu int) func(time.Duration) (sample, error) {
 	}
 }
 
+// aeronIPC measures round trips, or messages one way, between two applications of one driver,
+// which moves none of them: the ring is shared by the two.
+func aeronIPC(bytes int, modes [2]string) func(time.Duration) (sample, error) {
+	return func(d time.Duration) (sample, error) {
+		w := newWorld(d)
+		defer w.close()
+		driver, app, err := aeronPrograms()
+		if err != nil {
+			return sample{}, err
+		}
+		dir, err := w.aeronDriver(driver, 8<<10)
+		if err != nil {
+			return sample{}, err
+		}
+		there, back := "aeron:ipc#1001", "aeron:ipc#1002"
+		if modes[0] == "send" {
+			back = "-"
+		}
+		var last *proc
+		for i, to := range [2]string{back, there} {
+			from := [2]string{there, back}[i]
+			if modes[0] == "send" { // the first one sends
+				to, from = [2]string{there, "-"}[i], [2]string{"-", there}[i]
+			}
+			if last, err = w.foreign("Aeron "+modes[i], exec.Command(app, modes[i], dir, to, from, strconv.Itoa(bytes))); err != nil {
+				return sample{}, err
+			}
+		}
+		return w.window(last, wordCount, d)
+	}
+}
+
+// aeronPrograms finds the driver and compiles the application.
+func aeronPrograms() (driver, app string, err error) {
+	if driver, err = findProgram("aeronmd", "/usr/local/bin"); err != nil {
+		return "", "", skip("Aeron: not installed (aeronmd)")
+	}
+	if app, err = compile("aeron.c", "-laeron"); err != nil {
+		return "", "", skip("Aeron: its C client library is not installed")
+	}
+	return driver, app, nil
+}
+
+// aeronDriver starts a driver, and returns its directory.
+func (w *world) aeronDriver(driver string, mtu int) (dir string, err error) {
+	if dir, err = os.MkdirTemp("/dev/shm", "rdsd-bench-aeron-"); err != nil {
+		return "", err
+	}
+	w.dirs = append(w.dirs, dir)
+	dir = filepath.Join(dir, "driver")
+	cmd := exec.Command(driver)
+	cmd.Env = append(os.Environ(), "AERON_DIR="+dir, "AERON_THREADING_MODE=SHARED", "AERON_SHARED_IDLE_STRATEGY=yield",
+		// The largest UDP payload that is a multiple of Aeron's alignment.
+		"AERON_MTU_LENGTH="+strconv.Itoa(min(mtu, 65504)), "AERON_IPC_MTU_LENGTH=65504", "AERON_SOCKET_SO_SNDBUF=2097152", "AERON_SOCKET_SO_RCVBUF=2097152",
+		"AERON_RCV_INITIAL_WINDOW_LENGTH=2097152", "AERON_PRINT_CONFIGURATION=false")
+	if _, err := w.start("aeronmd", cmd, nil); err != nil {
+		return "", err
+	}
+	return dir, w.until("aeronmd", func() bool { _, err := os.Stat(filepath.Join(dir, "cnc.dat")); return err == nil })
+}
+
 // aeron starts two drivers, each with an application that publishes to a port
 // and subscribes to one (0: does not), and returns the second application.
 func (w *world) aeron(bytes, mtu int, modes [2]string, to, from [2]int) (*proc, error) {
-	driver, err := findProgram("aeronmd", "/usr/local/bin")
+	driver, app, err := aeronPrograms()
 	if err != nil {
-		return nil, skip("Aeron: not installed (aeronmd)")
-	}
-	app, err := compile("aeron.c", "-laeron")
-	if err != nil {
-		return nil, skip("Aeron: its C client library is not installed")
+		return nil, err
 	}
 	var last *proc
 	for i, mode := range modes {
-		dir, err := os.MkdirTemp("/dev/shm", "rdsd-bench-aeron-")
+		dir, err := w.aeronDriver(driver, mtu)
 		if err != nil {
-			return nil, err
-		}
-		w.dirs = append(w.dirs, dir)
-		dir = filepath.Join(dir, "driver")
-		cmd := exec.Command(driver)
-		cmd.Env = append(os.Environ(), "AERON_DIR="+dir, "AERON_THREADING_MODE=SHARED", "AERON_SHARED_IDLE_STRATEGY=yield",
-			// The largest UDP payload that is a multiple of Aeron's alignment.
-			"AERON_MTU_LENGTH="+strconv.Itoa(min(mtu, 65504)), "AERON_SOCKET_SO_SNDBUF=2097152", "AERON_SOCKET_SO_RCVBUF=2097152",
-			"AERON_RCV_INITIAL_WINDOW_LENGTH=2097152", "AERON_PRINT_CONFIGURATION=false")
-		if _, err := w.start("aeronmd", cmd, nil); err != nil {
-			return nil, err
-		}
-		if err := w.until("aeronmd", func() bool { _, err := os.Stat(filepath.Join(dir, "cnc.dat")); return err == nil }); err != nil {
 			return nil, err
 		}
 		channel := func(port int) string {

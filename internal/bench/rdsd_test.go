@@ -194,6 +194,23 @@ func (w *world) ready(p *proc) error {
 	return w.until(p.name+" is bound", func() bool { return p.board.load(wordReady) == 1 })
 }
 
+// onePaired runs a program of one node whose daemon makes pairs.
+func onePaired(run func(w *world, ds []*daemon) (*proc, error)) func(time.Duration) (sample, error) {
+	return func(d time.Duration) (sample, error) {
+		w := newWorld(d)
+		defer w.close()
+		ds, err := w.daemonsWith([]string{"--pairs", "auto"}, nodeA)
+		if err != nil {
+			return sample{}, err
+		}
+		p, err := run(w, ds)
+		if err != nil {
+			return sample{}, err
+		}
+		return w.window(p, wordCount, d)
+	}
+}
+
 // rdsdCalls measures datagrams one way by calls of the SDK that are not its fastest, one
 // caller on either side.
 func rdsdCalls(calls string, batch, bytes int, front string) func(time.Duration) (sample, error) {

@@ -37,6 +37,9 @@ var programs = map[string]func(time.Duration) (sample, error){
 	"Aeron, round trip":          aeronTrip(64),
 	"Aeron, 64 B, MTU 8 KiB":     aeronWay(64, 8<<10),
 	"Aeron, 64 B, MTU 64 KiB":    aeronWay(64, 64<<10),
+	"Aeron IPC, round trip":      aeronIPC(64, [2]string{"pong", "ping"}),
+	"Aeron IPC, 64 B":            aeronIPC(64, [2]string{"send", "recv"}),
+	"Aeron IPC, 64 KiB":          aeronIPC(aeronLargest, [2]string{"send", "recv"}),
 	"NATS leaf pair, round trip": natsPair(roleNATSEcho, roleNATSPing),
 	"NATS leaf pair, 64 B":       natsPair(roleNATSSend, roleNATSRecv),
 	"ZeroMQ, 64 B":               zmqWay(64),
@@ -58,6 +61,9 @@ var programs = map[string]func(time.Duration) (sample, error){
 	"rdsd, round trip, watched":           watched(func(w *world, ds []*daemon) (*proc, error) { return w.pings(ds, 64, 0, 0, rings) }),
 	"rdsd, one node, round trip":          rdsdTrip(64, 0, rings, nodeA),
 	"rdsd, one node, 64 B":                rdsdWay(64, rings, nodeA),
+	"rdsd, a pair, round trip":            onePaired(func(w *world, ds []*daemon) (*proc, error) { return w.pings(ds, 64, 0, 0, rings) }),
+	"rdsd, a pair, 64 B":                  onePaired(func(w *world, ds []*daemon) (*proc, error) { return w.flow(ds, 64, rings, 4000) }),
+	"rdsd, a pair, 64 KiB":                onePaired(func(w *world, ds []*daemon) (*proc, error) { return w.flowBy("batch", 4, ds, 64<<10, rings, 4000) }),
 	"rdsd, gRPC, round trip":              rdsdTrip(64, 0, "grpc", nodeA, nodeB),
 	"rdsd, gRPC, 64 B":                    rdsdWay(64, "grpc", nodeA, nodeB),
 	"rdsd, gRPC, Send and Recv, 64 B":     rdsdCalls("one", 1, 64, "grpc"),
@@ -95,6 +101,10 @@ var nodePrograms = map[string]bool{"rdsd, core to core, 64 B": true, "rdsd, core
 var once = map[string]bool{"rdsd, idle peers": true, "rdsd, 1,000 idle peers and sockets": true}
 
 const (
+	// aeronLargest is the largest message that Aeron claims in place: a frame of its largest
+	// MTU without the header.
+	aeronLargest = 65504 - 32
+
 	rings = "rings"
 	nodeA = "127.0.0.81"
 	nodeB = "127.0.0.82"
@@ -176,9 +186,16 @@ var allRows = []row{
 	{name: "way-64k-grpc", what: "the same against rdsd's own gRPC", ours: "rdsd, 64 KiB", metric: gb64k, base: "rdsd, gRPC, 64 KiB", bar: 3},
 	{name: "way-1m", what: "one way 1 MiB", ours: "rdsd, 1 MiB", metric: gb1m, base: "relay, 1 MiB", bar: 0.85},
 	{name: "way-1m-grpc", what: "the same against rdsd's own gRPC", ours: "rdsd, 1 MiB", metric: gb1m, base: "rdsd, gRPC, 1 MiB", bar: 3},
-	{name: "local-trip", what: "one node, ring to daemon to ring, round trip 64 B, p50", ours: "rdsd, one node, round trip", metric: p50,
+	{name: "local-trip", what: "one node, by a pair, round trip 64 B, p50", ours: "rdsd, a pair, round trip", metric: p50,
 		base: "two processes, one ring each way", most: true, bar: 2.2},
-	{name: "local-way", what: "one node, one way 64 B", ours: "rdsd, one node, 64 B", metric: mega, bar: 15},
+	{name: "local-trip-aeron", what: "the same against Aeron IPC", ours: "rdsd, a pair, round trip", metric: p50, base: "Aeron IPC, round trip", most: true, bar: 2},
+	{name: "local-trip-daemon", what: "one node, ring to daemon to ring, round trip 64 B, p50", ours: "rdsd, one node, round trip", metric: p50,
+		base: "two processes, one ring each way", most: true},
+	{name: "local-way", what: "one node, by a pair, one way 64 B", ours: "rdsd, a pair, 64 B", metric: mega, bar: 15},
+	{name: "local-way-aeron", what: "the same against Aeron IPC", ours: "rdsd, a pair, 64 B", metric: mega, base: "Aeron IPC, 64 B", bar: 1},
+	{name: "local-way-64k-aeron", what: "one node, by a pair, one way 64 KiB, SendBatch and RecvBatch of 4, against Aeron IPC", ours: "rdsd, a pair, 64 KiB", metric: gb64k,
+		base: "Aeron IPC, 64 KiB", bar: 0.8},
+	{name: "local-way-daemon", what: "one node, ring to daemon to ring, one way 64 B", ours: "rdsd, one node, 64 B", metric: mega, bar: 15},
 	{name: "local-trip-relay", what: "the round trip against a bare relay of three processes", ours: "rdsd, one node, round trip", metric: p50,
 		base: "bare local relay, round trip", most: true},
 	{name: "local-way-relay", what: "one way against it", ours: "rdsd, one node, 64 B", metric: mega, base: "bare local relay, 64 B"},

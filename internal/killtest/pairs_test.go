@@ -131,7 +131,7 @@ func reader() error {
 
 // TestPairedSendersKilled kills senders at random moments while their flows go by pairs: what
 // comes of each is whole, in order and without a gap, others do not notice, and the memory of
-// the pairs is gone within a second (D1, D2, D4, R4).
+// the pairs is gone within a second (D1, D2, D4).
 func TestPairedSendersKilled(t *testing.T) {
 	d := paired(t)
 	count := askCounters(t, d)
@@ -280,7 +280,7 @@ func bindOutcomes(t *testing.T, d *rdsdtest.Daemon) *rdsd.Socket {
 
 // TestDaemonKilledBesidePairs kills the daemon, and starts it again, while a flow goes by a
 // pair: its reader gets each datagram once, in order, those that lay in the pair included
-// (D1, D2, R5).
+// (D1, D2).
 func TestDaemonKilledBesidePairs(t *testing.T) {
 	d := paired(t)
 	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)

@@ -2,7 +2,8 @@
  * counts them, "ping" records round trips, "pong" answers. The board is
  * descriptor 3: its words and its histogram are those of board_test.go.
  * Arguments: mode, directory of the media driver, channel to publish to ("-":
- * none), channel to subscribe to ("-": none), bytes. */
+ * none), channel to subscribe to ("-": none), bytes. A channel that ends with
+ * "#" and a number is on that stream: over IPC both directions have one channel. */
 #include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -29,6 +30,15 @@ static void fail(const char *what)
 {
 	fprintf(stderr, "%s: %s\n", what, aeron_errmsg());
 	exit(1);
+}
+
+static int32_t stream_of(char *channel)
+{
+	char *at = strchr(channel, '#');
+	if (!at)
+		return STREAM;
+	*at = 0;
+	return atoi(at + 1);
 }
 
 static uint64_t now_ns(void)
@@ -96,7 +106,8 @@ int main(int argc, char **argv)
 		fail("aeron");
 	if (strcmp(argv[3], "-")) {
 		aeron_async_add_exclusive_publication_t *a;
-		if (aeron_async_add_exclusive_publication(&a, client, argv[3], STREAM))
+		int32_t stream = stream_of(argv[3]);
+		if (aeron_async_add_exclusive_publication(&a, client, argv[3], stream))
 			fail(argv[3]);
 		while (!pub) {
 			if (aeron_async_add_exclusive_publication_poll(&pub, a) < 0)
@@ -106,7 +117,8 @@ int main(int argc, char **argv)
 	}
 	if (strcmp(argv[4], "-")) {
 		aeron_async_add_subscription_t *a;
-		if (aeron_async_add_subscription(&a, client, argv[4], STREAM, NULL, NULL, NULL, NULL))
+		int32_t stream = stream_of(argv[4]);
+		if (aeron_async_add_subscription(&a, client, argv[4], stream, NULL, NULL, NULL, NULL))
 			fail(argv[4]);
 		while (!sub) {
 			if (aeron_async_add_subscription_poll(&sub, a) < 0)
