@@ -18,8 +18,9 @@ import (
 
 // Two processes and packets of RoCEv2 between them without its protocol: the layout, the CRC
 // and the copy into place, and nothing that would repeat what is lost. It is the floor of
-// RoCEv2 in user space: UDP_SEGMENT, UDP_GRO, one pass of CRC at each end, one copy. Files: the
-// socket of the process.
+// RoCEv2 in user space: UDP_SEGMENT, UDP_GRO, one pass of CRC at each end, one copy. A message
+// is a WRITE without an immediate: its last packet leaves with those before it, where a write
+// with one has a longer last packet, which leaves alone. Files: the socket of the process.
 
 var (
 	roleBareRoCESend = register("bare RoCEv2 sender", runBareRoCESend)
