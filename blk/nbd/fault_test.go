@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/internal/guard"
@@ -176,4 +177,24 @@ func TestPanicOfANegotiation(t *testing.T) {
 	}
 	client.Close()
 	enter(t, socket, "", true).nc.Close() // others are served
+}
+
+// TestTheReserveOutlivesAFault: a connection that ends by a panic while its request was taken
+// without memory for it leaves the next one that there is for others.
+func TestTheReserveOutlivesAFault(t *testing.T) {
+	const size = 8 << 20
+	g := &guard.Guard{Log: slog.New(slog.DiscardHandler), Exit: func(int) { panic("the process would end") }}
+	f := &faulty{Device: memory(t, 2*size), spoil: true}
+	p := &purse{limit: 2 * connMemory}
+	s, socket := serve(t, Options{Guard: g, Charge: p.charge, Linger: time.Hour}, Export{Device: f})
+	c, other := enter(t, socket, "", false), enter(t, socket, "", false)
+	c.send(command(cmdRead, 0, 1, 0, size, nil))
+	c.wantEnd("after a panic")
+	waitFor(t, "the reserve is nobody's", func() bool { return s.reserve.Load() == nil })
+	other.send(command(cmdRead, 0, 2, 0, size, nil))
+	if r := other.reply(size); r.value != 0 {
+		t.Errorf("the other one: %v", r)
+	}
+	other.nc.Close()
+	p.back(t)
 }
