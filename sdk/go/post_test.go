@@ -31,6 +31,18 @@ func grantCredit(b *rdsdv1.Bound) {
 	b.SetSendCreditDatagrams(testCreditDatagrams)
 }
 
+// TestCreditLeavesRoom: what may be posted unasked is what the daemon gives, and of the
+// window a quarter at most, for those that wait for their answers need the rest.
+func TestCreditLeavesRoom(t *testing.T) {
+	for window, want := range map[uint64]int{4 << 20: testCreditBytes, 4 * testCreditBytes: testCreditBytes, 4000: 1000} {
+		_, _, s, st := bindFakeAs(t, func(b *rdsdv1.Bound) { grantCredit(b); b.SetSendWindowBytes(window) })
+		if got := streamOf(s).sess.creditBytes; got != want {
+			t.Errorf("a window of %d bytes: credit for %d, want %d", window, got, want)
+		}
+		st.answerClose()
+	}
+}
+
 // makeClear makes the two sends that are answered before those that are not: with the
 // second one the socket asks for news of congestion.
 func makeClear(t *testing.T, s *Socket, st *fakeStream, dst netip.AddrPort) {
