@@ -274,11 +274,7 @@ func (d *Device) Sent(b *Burst) {
 // Unsent is Sent for a burst that the system did not take. Its packets are as if the network
 // had lost them.
 func (d *Device) Unsent(b *Burst) {
-	if c := &d.stats; b.qp != nil {
-		b.qp.stats.SendErr += uint64(b.N)
-	} else {
-		c.SendErr += uint64(b.N)
-	}
+	d.stats.SendErr += uint64(b.N)
 	d.Sent(b)
 }
 

@@ -129,9 +129,13 @@ func (f *Flow) ICRC(ident uint16, head []byte, body ...[]byte) uint32 {
 	copy(bth, head)
 	bth[variantByte] = 0xff
 	sum := crc32.Update(0, crc32.IEEETable, f.head[:f.ip+bthLen])
-	sum = crc32.Update(sum, crc32.IEEETable, head[bthLen:])
+	if len(head) > bthLen {
+		sum = crc32.Update(sum, crc32.IEEETable, head[bthLen:])
+	}
 	for _, b := range body {
-		sum = crc32.Update(sum, crc32.IEEETable, b)
+		if len(b) > 0 { // most pieces are empty
+			sum = crc32.Update(sum, crc32.IEEETable, b)
+		}
 	}
 	return sum
 }

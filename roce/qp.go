@@ -240,8 +240,8 @@ func (q *QP) Reset() error {
 }
 
 // Close ends q: its number is free, its peer's packets are dropped, and keys for it alone are
-// forgotten. What was posted is the caller's again, without completions, and no method of q but
-// Counters has a meaning any more. It fails with ErrState between Fill and Sent of a burst of q,
+// forgotten. What was posted is the caller's again, without completions, and nothing can be
+// posted any more. It fails with ErrState between Fill and Sent of a burst of q,
 // and does nothing when q is closed.
 func (q *QP) Close() error {
 	d := q.dev
@@ -258,6 +258,7 @@ func (q *QP) Close() error {
 	q.cfg.Memory.Forget(q.number)
 	q.state, q.deadline = Error, never
 	q.req, q.resp, q.done = requester{}, responder{}, ring[Completion]{}
+	q.cfg.Sends, q.cfg.Recvs = 0, 0 // so that there is no room to post
 	return nil
 }
 

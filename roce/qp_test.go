@@ -176,6 +176,12 @@ func TestClose(t *testing.T) {
 	p.post(p.a, Work{Op: OpSend}) // so that it stands in line
 	p.must(p.a.Close())
 	p.must(p.a.Close())
+	if err := p.a.Post(Work{Op: OpSend}); err == nil {
+		t.Error("something is posted after the end")
+	}
+	if err := p.a.PostRecv(Recv{}); err == nil {
+		t.Error("a receive is posted after the end")
+	}
 	if p.A.fill(0) || p.A.dev.Next() != never || p.A.dev.Memory().Revoke(key) {
 		t.Error("something of it is left")
 	}

@@ -9,7 +9,7 @@ type reading struct {
 	first           PSN
 	packets         int
 	from, next, end int
-	again           bool // it was answered before
+	again           bool // it was answered before, in part at least
 }
 
 // read takes a READ that is due.
@@ -38,8 +38,8 @@ func (q *QP) read(p *Packet) {
 }
 
 // takeReading is the place of the next READ: a free one or that of the oldest, unless that is
-// still to be answered for the first time. If it is to be answered again, its peer has asked
-// twice and has seen one answer, or it would not ask for more READs than it may.
+// still to be answered for the first time. If it is to be answered again, its peer has seen the
+// answer, or it would not ask for more READs than it may.
 func (r *responder) takeReading() *reading {
 	if n := len(r.reads); n < cap(r.reads) {
 		r.reads = r.reads[:n+1]
@@ -71,8 +71,9 @@ func (q *QP) replay(p *Packet) bool {
 		if e.next == e.end {
 			r.active++
 		}
+		// One of which nothing was answered yet has only been asked for twice.
+		e.again = e.again || e.next > e.from
 		e.from, e.next, e.end = at, at, at+packetsOf(int(p.Len), q.peer.MTU)
-		e.again = true
 		return true
 	}
 	q.dev.drop(DropWindow)
