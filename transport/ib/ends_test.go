@@ -178,6 +178,11 @@ func (w *world) link() (x, y *end) {
 		x.l.Close()
 		y.l.Close()
 		w.clean()
+		for _, e := range []*end{x, y} {
+			if d, err := e.l.p.domain(e.d); err == nil && len(d.links) > 0 {
+				w.t.Errorf("a domain still has %d links", len(d.links))
+			}
+		}
 		x.d.Close()
 		y.d.Close()
 	})

@@ -94,6 +94,11 @@ func TestSendQueueModel(t *testing.T) {
 				if ops != n || !ok {
 					t.Fatalf("%d operations of %d are complete, %v", ops, n, ok)
 				}
+				for _, wr := range given[:n] {
+					if wr.Piece[0] != nil || wr.Piece[1] != nil {
+						t.Fatal("memory is still referenced whose work has completed")
+					}
+				}
 				given = given[n:]
 				done += n
 				q.refill(free)

@@ -109,30 +109,20 @@ func (l *link) count(done []Completion) (h transport.OneSidedHandler, sent int, 
 func (l *link) counted(c *Completion) (sent int) {
 	if c.Op >= Recv {
 		l.posted--
-		l.check(c)
+		if c.Op > RecvWriteImm || c.ID >= uint64(l.recvs) || c.held() && c.N > l.slotSize {
+			l.silent.Store(true)
+			l.fail(fmt.Errorf("ib: the device says that a %v of %v has left %d bytes in slot %d", c.Op, l.remote, c.N, c.ID))
+		}
 		return 0
 	}
 	sent, ok := l.out.complete(c.ID)
 	if !ok {
 		l.fail(fmt.Errorf("ib: the device completes work %d for %v, which it does not have", c.ID, l.remote))
 	}
-	l.check(c)
-	if c.Status != OK {
+	if c.Status != OK { // why is told by Ended
 		return 0
 	}
 	return sent
-}
-
-// check ends the link for what a completion says. Flushed is no reason, but follows one. mu
-// is held.
-func (l *link) check(c *Completion) {
-	switch {
-	case c.Status != OK && c.Status != Flushed:
-		l.fail(l.reason(&StatusError{Op: c.Op, Status: c.Status}))
-	case c.Op > RecvWriteImm, c.Op >= Recv && c.ID >= uint64(l.recvs), c.held() && c.N > l.slotSize:
-		l.silent.Store(true)
-		l.fail(fmt.Errorf("ib: the device says that a %v of %v has left %d bytes in slot %d", c.Op, l.remote, c.N, c.ID))
-	}
 }
 
 // repost gives slots back to the device, those of received messages for which which is true.
