@@ -56,8 +56,8 @@ func TestDialFails(t *testing.T) {
 		}
 	}
 	w.a.RejectAll = 0
-	if _, _, err := w.dial(ln, d, make([]byte, transport.MaxConnect+1)); err == nil {
-		t.Error("more was shown than a REQ has")
+	if _, _, err := w.dial(ln, d, make([]byte, transport.MaxConnect+1)); err == nil || !strings.Contains(err.Error(), "57 bytes") {
+		t.Errorf("more was shown than a REQ has: %v", err)
 	}
 	w.a.Refuse = errors.New("nothing is left")
 	if _, _, err := w.dial(ln, d, nil); !errors.Is(err, w.a.Refuse) {
@@ -95,6 +95,22 @@ func TestAcceptFails(t *testing.T) {
 		t.Errorf("accepted: %v", err)
 	}
 	w.clean()
+}
+
+// TestAnsweredOnce: a second answer makes no link.
+func TestAnsweredOnce(t *testing.T) {
+	w := newWorld(t, nil)
+	ln := w.listen(func(q transport.ConnRequest) {
+		q.Reject(nil)
+		if _, err := q.Accept(w.pb.NewDomain(), w.attr, nil); err != errAnswered {
+			t.Errorf("accepted: %v", err)
+		}
+		q.Reject(nil)
+	})
+	if _, _, err := w.dial(ln, w.pa.NewDomain(), nil); !errors.As(err, new(*transport.Refused)) {
+		t.Error(err)
+	}
+	ln.Close()
 }
 
 // TestListenerCloses: Close waits for calls of accept; a request that comes later is refused,

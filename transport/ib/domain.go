@@ -90,7 +90,7 @@ var revocations = [...]transport.Revocation{Idle: transport.Idle, Busy: transpor
 
 // filled is how the link contract says it.
 func (w Withdrawal) filled() int {
-	if !w.Known || w.State == Pending {
+	if !w.Known {
 		return transport.Unfilled
 	}
 	return w.Filled

@@ -113,7 +113,7 @@ const (
 type Withdrawal struct {
 	State WithdrawState
 	// Filled is how many bytes, from the first one on and without a gap, peers have written
-	// since the memory was exposed, if Known.
+	// since the memory was exposed, if Known, which it is not while State is Pending.
 	Filled int
 	Known  bool
 }
