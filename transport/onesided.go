@@ -89,7 +89,7 @@ type Domain interface {
 	// and how soon a key is given again, says OneSidedCaps.SecretKeys. After Close the results
 	// are of no use.
 	Register(p []byte) (key uint32, addr uint64)
-	// Revoke ends a key of Register or Grant. One that is unknown, or was revoked already, is
+	// Revoke ends a key of Register or Grant. One that is unknown, or has ended already, is
 	// Idle. TCP is never Pending.
 	Revoke(key uint32) Revocation
 	// Take is Revoke of memory that a peer was asked to fill. filled is how many of its
@@ -127,9 +127,8 @@ type OneSided interface {
 	// Grant lets the peer write p, at the address at where it is not 0, until key is revoked.
 	// The key is good for a write that the peer makes after it has seen anything that was
 	// posted on this link after the call: a device binds a window by a work request, in order.
-	// It may be of no use on other links of the domain. The peer may revoke it (OpSendInval).
-	// A device without room ends the link. TCP: a key of the domain, good at once and on all of
-	// its links.
+	// It may be of no use on other links of the domain. A device without room ends the link.
+	// TCP: a key of the domain, good at once and on all of its links.
 	Grant(p []byte, at uint64) (key uint32, addr uint64)
 	// Post queues op, in order; op itself is copied, and may be used again at once (callers
 	// that post often do so, because a new one would be allocated). After the end of the
@@ -193,7 +192,7 @@ type OneSidedCaps struct {
 	SecretKeys  bool // keys and addresses are hard to guess, and a key is not given again soon
 	Places      bool // Placed.Known
 	Faults      bool // an access that is not allowed ends the link here with an AccessError
-	PeerRevokes bool // the peer may revoke a key of Register (one of Grant it always may)
+	PeerRevokes bool // the peer may revoke a key (OpSendInval)
 	Fills       bool // Take, Invalidated and Revoked tell how much was written
 	Guards      bool // its domains are Guarded: memory is charged for by the page, when it is written
 	Pinned      bool // each page of registered memory is there, and stays: it cannot be given back

@@ -2,9 +2,9 @@ package sim
 
 import (
 	"errors"
-	"fmt"
 	"io"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/rdsd/rdsd/transport"
@@ -18,37 +18,20 @@ import (
 //
 // A host has one listener. Keys are drawn from the world's randomness.
 type OneSided struct {
-	h *Host
+	h   *Host
+	dev Device
 }
 
 // NewOneSided makes the links of h.
-func NewOneSided(h *Host) *OneSided { return &OneSided{h} }
-
-// OneSidedCaps, Memory and Adopt are those of transport.OneSidedProvider, and TCP's.
-func (p *OneSided) OneSidedCaps() transport.OneSidedCaps {
-	return transport.OneSidedCaps{SecretKeys: true, Places: true, Faults: true, PeerRevokes: true, Fills: true, Guards: true}
-}
-
-// Memory implements transport.OneSidedProvider.
-func (p *OneSided) Memory(n int) ([]byte, error) { return make([]byte, n), nil }
-
-// Adopt implements transport.OneSidedProvider.
-func (p *OneSided) Adopt([]byte) (release func(), err error) { return func() {}, nil }
-
-// NewDomain makes a protection domain.
-func (p *OneSided) NewDomain() transport.Domain {
-	var seed [32]byte
-	p.h.n.rng.Read(seed[:])
-	return transport.NewRegions(seed)
-}
+func NewOneSided(h *Host) *OneSided { return NewDevice(h, Device{}) }
 
 // Dial connects from port src and shows private to the other end. done is
 // called once, as Host.Dial does, with the link and the answer, or an error.
 func (p *OneSided) Dial(src uint16, remote netip.Addr, timeout time.Duration, d transport.Domain, attr transport.LinkAttr, private []byte, done func(l transport.OneSided, rsp []byte, err error)) {
-	dom, ok := d.(*transport.Regions)
 	hello, err := transport.AppendHandshake(nil, transport.TagConnect, private)
-	if !ok {
-		err = fmt.Errorf("sim: a domain of type %T is not this provider's", d)
+	dom, derr := domainOf(d)
+	if derr != nil {
+		err = derr
 	}
 	n := p.h.n
 	if err != nil {
@@ -141,9 +124,9 @@ func (q *request) LocalAddr() netip.AddrPort  { return netip.AddrPortFrom(q.e.h.
 func (q *request) RemoteAddr() netip.AddrPort { return q.from }
 
 func (q *request) Accept(d transport.Domain, attr transport.LinkAttr, private []byte) (transport.OneSided, error) {
-	dom, ok := d.(*transport.Regions)
-	if !ok {
-		return nil, fmt.Errorf("sim: a domain of type %T is not this provider's", d)
+	dom, err := domainOf(d)
+	if err != nil {
+		return nil, err
 	}
 	b, err := transport.AppendHandshake(nil, transport.TagAccept, private)
 	if err != nil {
@@ -180,7 +163,7 @@ type link struct {
 	e             *End
 	local, remote netip.AddrPort
 	h             transport.OneSidedHandler
-	d             *transport.Regions
+	d             *domain
 	sent          transport.SentCount
 	in            transport.TagReader
 	out           transport.TagQueue
@@ -191,9 +174,10 @@ type link struct {
 	buf           []byte
 }
 
-func newLink(e *End, d *transport.Regions, local, remote netip.AddrPort) *link {
+func newLink(e *End, d *domain, local, remote netip.AddrPort) *link {
 	l := &link{e: e, d: d, local: local, remote: remote, out: transport.NewTagQueue(1)}
-	l.in = transport.NewTagReader(d, 1, &l.sent)
+	l.in = transport.NewTagReader(d.Regions, 1, &l.sent)
+	d.links = append(d.links, l)
 	e.Writable = l.writable
 	return l
 }
@@ -208,10 +192,16 @@ func (l *link) Die() {
 		return
 	}
 	l.ended = true
+	l.leave()
 	l.out.Drop()
 	if l.h != nil {
 		l.in.Close()
 	}
+}
+
+// leave takes the link out of its domain.
+func (l *link) leave() {
+	l.d.links = slices.DeleteFunc(l.d.links, func(o *link) bool { return o == l })
 }
 
 // Idle reports whether everything that was posted is written, or will not be.
@@ -224,25 +214,20 @@ func (l *link) Start(h transport.OneSidedHandler, recvBytes int) {
 	if l.h != nil {
 		return
 	}
-	l.h = h
+	if l.h = h; l.d.p.dev != (Device{}) {
+		l.h = &handler{OneSidedHandler: h, l: l, dev: &l.d.p.dev}
+	}
 	if l.ended {
 		l.later(func() { h.Closed(l.err) })
 		return
 	}
-	l.in.Start(h)
+	l.in.Start(l.h)
 	l.e.Readable = l.readable
 	l.later(l.readable) // bytes that came before
 }
 
 // later runs f in an event of its own, if the program still runs by then.
-func (l *link) later(f func()) {
-	epoch := l.e.h.epoch
-	l.e.n.After(0, func() {
-		if l.e.h.epoch == epoch {
-			f()
-		}
-	})
-}
+func (l *link) later(f func()) { l.after(0, f) }
 
 func (l *link) Post(op *transport.Op) {
 	if l.dead || l.ended {
@@ -357,6 +342,7 @@ func (l *link) end(err error) {
 		return
 	}
 	l.ended, l.err = true, err
+	l.leave()
 	l.e.Writable = nil
 	l.e.Close()
 	l.out.Drop()

@@ -49,14 +49,18 @@ func TestOneSidedConformance(t *testing.T) {
 	for _, v := range []struct {
 		name string
 		p    Profile
+		dev  Device
 	}{
-		{"fair", Profile{Latency: time.Millisecond, SndBuf: 1 << 20, RcvBuf: 1 << 20}},
-		{"chopped", Profile{Latency: time.Millisecond, Jitter: time.Millisecond, SndBuf: 1 << 16, RcvBuf: 5000, Chop: 1, Loss: 0.01, AckDelay: time.Millisecond}},
+		{"a device", Profile{Latency: time.Millisecond, SndBuf: 1 << 20, RcvBuf: 1 << 20},
+			Device{Late: 5 * time.Millisecond, Slow: 5 * time.Millisecond, Nowhere: true, Blind: true, Pinned: true, Unguarded: true}},
+		{"a device that tells", Profile{Latency: time.Millisecond, SndBuf: 1 << 20, RcvBuf: 1 << 20}, Device{Late: 5 * time.Millisecond}},
+		{"fair", Profile{Latency: time.Millisecond, SndBuf: 1 << 20, RcvBuf: 1 << 20}, Device{}},
+		{"chopped", Profile{Latency: time.Millisecond, Jitter: time.Millisecond, SndBuf: 1 << 16, RcvBuf: 5000, Chop: 1, Loss: 0.01, AckDelay: time.Millisecond}, Device{}},
 	} {
 		t.Run(v.name, func(t *testing.T) {
 			n := NewNet(&Clock{}, rand.New(rand.NewSource(1)), v.p)
 			a, b := n.AddHost(addrA), n.AddHost(addrB)
-			transporttest.RunOneSided(t, transporttest.OneSided{A: provider{NewOneSided(a)}, B: provider{NewOneSided(b)},
+			transporttest.RunOneSided(t, transporttest.OneSided{A: provider{NewDevice(a, v.dev)}, B: provider{NewDevice(b, v.dev)},
 				AddrA: netip.AddrPortFrom(addrA, 0), AddrB: netip.AddrPortFrom(addrB, 0),
 				Step: func() {
 					for range 10 {

@@ -40,7 +40,9 @@ func RunOneSided(t *testing.T, p OneSided) {
 		{"AnswersInTheHandler", testPingPong},
 		{"NobodyReads", testNobodyReads},
 		{"WrongMemoryEndsTheLink", testAccess},
+		{"GuardIsAsked", testGuard},
 		{"RevokedByThePeer", testInvalidate},
+		{"GrantRevokedByThePeer", testInvalidateGrant},
 		{"Filled", testFilled},
 		{"KeysAreNotGivenAgain", testKeys},
 		{"NewKeyForTheSameAddress", testGrantAt},
@@ -72,6 +74,16 @@ func (p *OneSided) step() {
 	} else {
 		time.Sleep(20 * time.Microsecond)
 	}
+}
+
+// grant has the peer of s know a key for mem.
+func (p *OneSided) grant(t *testing.T, s, peer *side, mem []byte, at uint64) (key uint32, addr uint64) {
+	t.Helper()
+	key, addr = s.l.Grant(mem, at)
+	before := peer.count()
+	s.post(&transport.Op{Kind: transport.OpSend})
+	p.until(t, "a word of the peer", func() bool { return peer.count() == before+1 })
+	return key, addr
 }
 
 // need skips a test of what B cannot do.

@@ -7,8 +7,10 @@ import (
 	"io"
 	"math/rand"
 	"reflect"
+	"strings"
 	"sync"
 	"testing"
+	"unsafe"
 
 	"github.com/rdsd/rdsd/transport"
 )
@@ -255,11 +257,58 @@ func testAccess(t *testing.T, p OneSided) {
 	}
 }
 
+// testGuard checks that a domain's owner is asked before a byte of a peer is placed, with the
+// place, and that its error ends the link.
+func testGuard(t *testing.T, p OneSided) {
+	p.need(t, p.caps().Guards, "Guards")
+	x, y := p.link(t)
+	mem := make([]byte, 200<<10)
+	full := errors.New("there is no memory")
+	var asked, most int
+	y.d.(transport.Guarded).Guard(func(b []byte) error { // on the thread that reads
+		off := int(uintptr(unsafe.Pointer(unsafe.SliceData(b))) - uintptr(unsafe.Pointer(unsafe.SliceData(mem))))
+		if off < 0 || off+len(b) > len(mem) {
+			t.Errorf("asked about %d bytes at %d, which are not registered", len(b), off)
+			return full
+		}
+		if asked++; off+len(b) > 100<<10 {
+			return full
+		}
+		if bytes.Count(b, []byte{0}) != len(b) {
+			t.Error("asked after bytes were placed")
+		}
+		most = max(most, off+len(b))
+		return nil
+	})
+	x.l.Start(x, transport.MaxSend)
+	y.l.Start(y, transport.MaxSend)
+	key, addr := y.d.Register(mem)
+	x.post(&transport.Op{Kind: transport.OpWriteImm, Key: key, Addr: addr, Data: bytes.Repeat([]byte{1}, 100<<10)})
+	p.until(t, "a write", func() bool { return y.count() == 1 })
+	x.post(&transport.Op{Kind: transport.OpWriteImm, Key: key, Addr: addr + 150<<10, Data: bytes.Repeat([]byte{1}, 10)})
+	if err := p.wantClosed(t, y); !strings.Contains(err.Error(), full.Error()) {
+		t.Errorf("the link ended with %v", err)
+	}
+	if asked < 2 || most != 100<<10 || bytes.Count(mem[100<<10:], []byte{0}) != 100<<10 {
+		t.Errorf("asked %d times, for %d bytes", asked, most)
+	}
+}
+
 func testInvalidate(t *testing.T, p OneSided) {
 	p.need(t, p.caps().PeerRevokes, "PeerRevokes")
+	peerRevokes(t, p, func(x, y *side, mem []byte) (uint32, uint64) { return y.d.Register(mem) })
+}
+
+func testInvalidateGrant(t *testing.T, p OneSided) {
+	p.need(t, p.caps().PeerRevokes, "PeerRevokes")
+	peerRevokes(t, p, func(x, y *side, mem []byte) (uint32, uint64) { return p.grant(t, y, x, mem, 0) })
+}
+
+// peerRevokes has the peer end a key that give has made.
+func peerRevokes(t *testing.T, p OneSided, give func(x, y *side, mem []byte) (uint32, uint64)) {
 	x, y := p.started(t)
 	mem := make([]byte, 100)
-	key, addr := y.d.Register(mem)
+	key, addr := give(x, y, mem)
 	other, otherAddr := y.d.Register(mem)
 	x.post(
 		&transport.Op{Kind: transport.OpWrite, Key: key, Addr: addr, Data: pattern(100, 1)},
@@ -389,11 +438,11 @@ func testKeys(t *testing.T, p OneSided) {
 func testGrantAt(t *testing.T, p OneSided) {
 	x, y := p.started(t)
 	mem := make([]byte, 100)
-	old, addr := y.d.Register(mem)
+	old, addr := p.grant(t, y, x, mem, 0)
 	p.revoke(t, y, old)
-	key, _ := y.l.Grant(mem, addr)
-	if key == old {
-		t.Error("the same key again")
+	key, at := p.grant(t, y, x, mem, addr)
+	if key == old || at != addr {
+		t.Errorf("the same key again, or address %#x for %#x", at, addr)
 	}
 	x.post(&transport.Op{Kind: transport.OpWriteImm, Key: key, Addr: addr + 10, Data: pattern(90, 1)})
 	p.until(t, "a write", func() bool { return y.count() == 1 })
