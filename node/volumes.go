@@ -24,7 +24,11 @@ func (n *Node) startVolumes() error {
 	if err := makeSocketDir(cfg.SocketDir, cfg.SocketMode); err != nil {
 		return n.deps.Config.Failed("volumes.socket_dir", fmt.Errorf("volumes.socket_dir: %w", err))
 	}
-	deps := volume.Deps{Provider: n.peers.OneSided(), Reactors: n.hosts.Reactors(), Log: n.deps.Log, Guard: n.deps.Guard, Layer: n.layer, Memory: n.deps.Memory}
+	list := n.peers.OneSided()
+	deps := volume.Deps{Provider: list[0].Provider, Reactors: n.hosts.Reactors(), Log: n.deps.Log, Guard: n.deps.Guard, Layer: n.layer, Memory: n.deps.Memory}
+	for _, t := range list[1:] {
+		deps.Others = append(deps.Others, volume.Transport{Name: t.Name, Provider: t.Provider, Port: t.Port})
+	}
 	if n.tune != nil {
 		n.tune(&deps)
 	}

@@ -162,7 +162,7 @@ func newLoop(t testing.TB, ccfg ClientConfig, scfg ServerConfig) *loop {
 	if l.s, err = NewServer(scfg, loopServer{l}, 1, 0); err != nil {
 		t.Fatal(err)
 	}
-	if l.cp, err = l.c.AddPath(0, netip.AddrPort{}, netip.MustParseAddrPort("10.0.0.1:1")); err != nil {
+	if l.cp, err = l.c.AddPath(0, nil, netip.AddrPort{}, netip.MustParseAddrPort("10.0.0.1:1")); err != nil {
 		t.Fatal(err)
 	}
 	flags := uint32(ours)

@@ -95,7 +95,7 @@ func TestPathsOfAnEndedSession(t *testing.T) {
 	p.Gone(f.now)
 	f.tick(time.Minute)
 	why := f.c.Err()
-	_, err := f.c.AddPath(f.now, netip.AddrPort{}, netip.MustParseAddrPort("10.0.0.9:16386"))
+	_, err := f.c.AddPath(f.now, nil, netip.AddrPort{}, netip.MustParseAddrPort("10.0.0.9:16386"))
 	if why == nil || err == nil || !errors.Is(err, why) && err.Error() != why.Error() {
 		t.Errorf("the session ended with %v; another path: %v", why, err)
 	}

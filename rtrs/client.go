@@ -259,8 +259,8 @@ func (c *Client) finishClose() {
 	}
 }
 
-// AddPath adds a path and begins to connect it.
-func (c *Client) AddPath(now time.Duration, local, remote netip.AddrPort) (*ClientPath, error) {
+// AddPath adds a path and begins to connect it. Its Ctx is ctx from the beginning.
+func (c *Client) AddPath(now time.Duration, ctx any, local, remote netip.AddrPort) (*ClientPath, error) {
 	switch {
 	case c.fatal != nil:
 		return nil, c.fatal
@@ -275,7 +275,7 @@ func (c *Client) AddPath(now time.Duration, local, remote netip.AddrPort) (*Clie
 		}
 	}
 	c.enter(now)
-	p := &ClientPath{Local: local, Remote: remote, c: c, since: c.now}
+	p := &ClientPath{Local: local, Remote: remote, Ctx: ctx, c: c, since: c.now}
 	c.newUUID(&p.uuid)
 	c.paths = append(c.paths, p)
 	p.startAt(c.now)

@@ -299,8 +299,8 @@ func TestConnectTimeout(t *testing.T) {
 // refused.
 func TestAdmin(t *testing.T) {
 	f, p := upClient(t, ClientConfig{})
-	wantErr(t, func() error { _, err := f.c.AddPath(0, p.Local, p.Remote); return err }(), syscall.EEXIST)
-	wantErr(t, func() error { _, err := f.c.AddPath(0, netip.AddrPort{}, netip.AddrPort{}); return err }(), rdserr.ErrInvalid)
+	wantErr(t, func() error { _, err := f.c.AddPath(0, nil, p.Local, p.Remote); return err }(), syscall.EEXIST)
+	wantErr(t, func() error { _, err := f.c.AddPath(0, nil, netip.AddrPort{}, netip.AddrPort{}); return err }(), rdserr.ErrInvalid)
 	if err := f.c.Disconnect(0, p); err != nil || p.State() != Closing || p.Info().Err != nil {
 		t.Fatal(err, p.State())
 	}
@@ -336,7 +336,7 @@ func TestAdmin(t *testing.T) {
 		f.add(byte(i))
 	}
 	wantErr(t, func() error {
-		_, err := f.c.AddPath(0, netip.AddrPort{}, netip.MustParseAddrPort("10.1.1.1:1"))
+		_, err := f.c.AddPath(0, nil, netip.AddrPort{}, netip.MustParseAddrPort("10.1.1.1:1"))
 		return err
 	}(), ErrTooMany)
 }

@@ -111,7 +111,7 @@ func newFakeClient(t testing.TB, cfg ClientConfig) *fakeClient {
 // add adds a path to address 10.0.0.n.
 func (f *fakeClient) add(n byte) *ClientPath {
 	f.t.Helper()
-	p, err := f.c.AddPath(f.now, netip.AddrPort{}, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, n}), 16386))
+	p, err := f.c.AddPath(f.now, nil, netip.AddrPort{}, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, n}), 16386))
 	if err != nil {
 		f.t.Fatal(err)
 	}

@@ -109,7 +109,7 @@ func (n *simClient) begin() {
 }
 
 func (n *simClient) addPath(x *cable) {
-	if _, err := n.c.AddPath(n.w.now, netip.AddrPortFrom(x.clientAddr(n), 0), netip.AddrPortFrom(x.serverAddr(), 16386)); err != nil && !errors.Is(err, syscall.EEXIST) && !errors.Is(err, syscall.ESTALE) {
+	if _, err := n.c.AddPath(n.w.now, nil, netip.AddrPortFrom(x.clientAddr(n), 0), netip.AddrPortFrom(x.serverAddr(), 16386)); err != nil && !errors.Is(err, syscall.EEXIST) && !errors.Is(err, syscall.ESTALE) {
 		panic(err)
 	}
 }

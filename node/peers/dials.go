@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"sync"
 
+	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/transport"
@@ -137,16 +138,33 @@ func (t *dials) budget(most int) base.Budget {
 
 func (r *Registry) maxDials() int { return r.deps.Conf().Limits.MaxDials }
 
-// paced is a transport whose connections are made in turn.
+// paced is a transport of frames whose connections are made in turn.
 type paced struct {
-	*tcp.Provider
+	transport.Provider
 	r *Registry
 }
 
-var (
-	_ transport.Provider         = (*paced)(nil)
-	_ transport.OneSidedProvider = (*paced)(nil)
-)
+// pacedOneSided is a transport of one-sided links whose connections are made in turn, with
+// those of frames.
+type pacedOneSided struct {
+	transport.OneSidedProvider
+	r *Registry
+}
+
+// homes is a provider whose domains can be put on a reactor, as those of TCP.
+type homes interface {
+	NewDomainOn(*reactor.Reactor) (transport.Domain, error)
+}
+
+var _, _ homes = (*tcp.Provider)(nil), (*pacedOneSided)(nil)
+
+// NewDomainOn makes a domain on a reactor, if the provider can.
+func (p *pacedOneSided) NewDomainOn(r *reactor.Reactor) (transport.Domain, error) {
+	if at, ok := p.OneSidedProvider.(homes); ok {
+		return at.NewDomainOn(r)
+	}
+	return nil, rdserr.With(rdserr.ErrNotSupported, "links of this kind choose their reactor themselves")
+}
 
 // Dial implements transport.Provider.
 func (p *paced) Dial(ctx context.Context, local, remote netip.AddrPort, lane int) (transport.Link, error) {
@@ -162,14 +180,14 @@ func (p *paced) Dial(ctx context.Context, local, remote netip.AddrPort, lane int
 }
 
 // DialOneSided implements transport.OneSidedProvider.
-func (p *paced) DialOneSided(ctx context.Context, local, remote netip.AddrPort, d transport.Domain, attr transport.LinkAttr, private []byte) (transport.OneSided, []byte, error) {
+func (p *pacedOneSided) DialOneSided(ctx context.Context, local, remote netip.AddrPort, d transport.Domain, attr transport.LinkAttr, private []byte) (transport.OneSided, []byte, error) {
 	x, err := p.r.dials.begin(ctx, remote.Addr(), p.r.maxDials)
 	if err != nil {
 		return nil, nil, err
 	}
 	answered := false
 	defer func() { p.r.dials.end(x, answered, p.r.maxDials()) }() // a panic ends it too
-	l, rsp, err := p.Provider.DialOneSided(ctx, local, remote, d, attr, private)
+	l, rsp, err := p.OneSidedProvider.DialOneSided(ctx, local, remote, d, attr, private)
 	_, refused := errors.AsType[*transport.Refused](err)
 	answered = err == nil || refused
 	return l, rsp, err

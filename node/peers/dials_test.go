@@ -189,7 +189,7 @@ func TestDialsAreShared(t *testing.T) {
 	to := mute.Addr().(*net.TCPAddr).AddrPort()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	p := r.OneSided()
+	p := r.OneSided()[0].Provider
 	over := make(chan error, 1)
 	go func() { // ends with ctx
 		_, _, err := p.DialOneSided(ctx, netip.AddrPort{}, to, p.NewDomain(), transport.LinkAttr{}, nil)
@@ -230,12 +230,12 @@ func TestDialsAreShared(t *testing.T) {
 // counts as one that is not there.
 func TestDialThatPanics(t *testing.T) {
 	r := newRegistry(t, func(*config.Config) {})
-	p := &paced{r: r} // without a transport
+	p, one := &paced{r: r}, &pacedOneSided{r: r} // without a transport
 	ctx := context.Background()
 	for name, dial := range map[string]func(to netip.AddrPort){
 		"127.0.0.91:1": func(to netip.AddrPort) { p.Dial(ctx, netip.AddrPort{}, to, 0) },
 		"127.0.0.92:1": func(to netip.AddrPort) {
-			p.DialOneSided(ctx, netip.AddrPort{}, to, r.OneSided().NewDomain(), transport.LinkAttr{}, nil)
+			one.DialOneSided(ctx, netip.AddrPort{}, to, r.OneSided()[0].Provider.NewDomain(), transport.LinkAttr{}, nil)
 		},
 	} {
 		to := netip.MustParseAddrPort(name)

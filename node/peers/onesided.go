@@ -1,6 +1,7 @@
 package peers
 
 import (
+	"context"
 	"errors"
 	"net/netip"
 	"syscall"
@@ -37,6 +38,55 @@ func (r *Registry) admitOneSided(local, remote netip.AddrPort, abort func()) (sa
 		}
 		return why == nil
 	}, nil
+}
+
+// judged is a transport whose peers are judged when they ask to connect: it has no handshakes
+// that could be counted before, because the request is its first message.
+type judged struct {
+	pacedOneSided
+	owner func(local, remote netip.AddrPort) (uid uint32, err error)
+}
+
+// ListenOneSided implements transport.OneSidedProvider.
+func (p *judged) ListenOneSided(local netip.AddrPort, accept func(transport.ConnRequest)) (transport.Listener, error) {
+	return p.OneSidedProvider.ListenOneSided(local, func(q transport.ConnRequest) {
+		if why := p.judge(q.LocalAddr(), q.RemoteAddr()); why != nil {
+			p.r.Refuse("connection for volumes", q.RemoteAddr().Addr(), why.Error())
+			no := rtrswire.Reject(uint16(refusalErrno(why)))
+			q.Reject(no.Append(nil))
+			return
+		}
+		accept(q)
+	})
+}
+
+// DialOneSided implements transport.OneSidedProvider.
+func (p *judged) DialOneSided(ctx context.Context, local, remote netip.AddrPort, d transport.Domain, attr transport.LinkAttr, private []byte) (transport.OneSided, []byte, error) {
+	l, rsp, err := p.pacedOneSided.DialOneSided(ctx, local, remote, d, attr, private)
+	if err != nil {
+		return nil, rsp, err
+	}
+	if err := p.who(l.LocalAddr(), l.RemoteAddr()); err != nil {
+		l.Close()
+		return nil, nil, err
+	}
+	return l, rsp, nil
+}
+
+func (p *judged) judge(local, remote netip.AddrPort) error {
+	if !p.r.MayPeerVolumes(remote.Addr()) {
+		return errNoVolumePeer
+	}
+	return p.who(local, remote)
+}
+
+func (p *judged) who(local, remote netip.AddrPort) error {
+	return p.r.checkOwner(remote, func() (uint32, error) {
+		if p.owner == nil {
+			return 0, errors.New("it cannot for this kind of link")
+		}
+		return p.owner(local, remote)
+	})
 }
 
 // refusalErrno is what a peer is told that may not connect: EACCES, unless it was not

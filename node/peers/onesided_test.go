@@ -40,7 +40,7 @@ func newRegistry(t *testing.T, change func(*config.Config)) *Registry {
 // it comes through.
 func TestVolumesHaveTheSlots(t *testing.T) {
 	r := newRegistry(t, func(c *config.Config) { c.Limits.MaxHandshakes = 16 })
-	p := r.OneSided()
+	p := r.OneSided()[0].Provider
 	ln, err := p.ListenOneSided(netip.MustParseAddrPort("127.0.0.97:0"), func(q transport.ConnRequest) { q.Reject([]byte("seen")) })
 	if err != nil {
 		t.Fatal(err)
@@ -99,7 +99,7 @@ func TestVolumesRefuse(t *testing.T) {
 	r := newRegistry(t, func(c *config.Config) {
 		c.Volumes.Allow = []config.Prefix{{Prefix: netip.MustParsePrefix("10.0.0.0/8")}}
 	})
-	p := r.OneSided()
+	p := r.OneSided()[0].Provider
 	ln, err := p.ListenOneSided(netip.MustParseAddrPort("127.0.0.97:0"), func(q transport.ConnRequest) {
 		t.Error("the owner of the listener was asked")
 		q.Reject(nil)

@@ -15,6 +15,7 @@ type Registry struct {
 	handshakes handshakes
 	dials      dials
 	links      *tcp.Provider // set by Open
+	others     []OneSidedTransport
 
 	refused atomic.Uint64 // connections of peers refused, for any reason
 }

@@ -1,15 +1,31 @@
 package peers
 
 import (
+	"net/netip"
+
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/transport/tcp"
 )
 
-// Which transport a peer is reached by is chosen here. Today that is TCP for everybody, by
-// links that carry frames (datagrams) and by one-sided ones (volumes). A further transport
-// is made in Open, and Frames and OneSided choose, by the peer's address, in their Dial.
+// Which transport a peer is reached by is chosen here. For links that carry frames
+// (datagrams) that is TCP for everybody: a further one is made in Open, and Frames chooses, by
+// the peer's address, in its Dial. One-sided links (volumes) are made over transports with a
+// name, of which each path of a session has one: TCP, and what Use was called with.
+
+// OneSidedTransport is a kind of one-sided links.
+type OneSidedTransport struct {
+	Name     string // as in the path of a volume
+	Provider transport.OneSidedProvider
+	Port     uint16 // where peers listen that name no port; 0: volumes.port
+	// Owner tells who on this machine the other end of a link is, as the kernel knows it. nil:
+	// nobody can tell, and nobody on this machine may be a peer over it.
+	Owner func(local, remote netip.AddrPort) (uid uint32, err error)
+}
+
+// Use adds a transport of one-sided links. It is called before OneSided.
+func (r *Registry) Use(t OneSidedTransport) { r.others = append(r.others, t) }
 
 // Open makes the transports, whose links the reactors serve.
 func (r *Registry) Open(reactors []*reactor.Reactor) {
@@ -35,6 +51,14 @@ func (r *Registry) Open(reactors []*reactor.Reactor) {
 // what the connection is for: to poke a peer, or to be one of its lanes.
 func (r *Registry) Frames() transport.Provider { return &paced{r.links, r} }
 
-// OneSided is what volumes make links with, once Open has returned. Peers that are not
-// allowed for volumes are refused by its listeners (admitOneSided).
-func (r *Registry) OneSided() transport.OneSidedProvider { return &paced{r.links, r} }
+// OneSided is what volumes make links with, once Open has returned: TCP, and the others.
+// Peers that are not allowed for volumes are refused by their listeners (admitOneSided,
+// judged).
+func (r *Registry) OneSided() []OneSidedTransport {
+	list := []OneSidedTransport{{Name: "tcp", Provider: &pacedOneSided{r.links, r}}}
+	for _, t := range r.others {
+		t.Provider = &judged{pacedOneSided{t.Provider, r}, t.Owner}
+		list = append(list, t)
+	}
+	return list
+}

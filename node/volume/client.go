@@ -140,7 +140,7 @@ func (h *Host) session(ctx context.Context, s, raw *MapSpec, strict bool) (*clie
 		}
 		now := c.lock(h.now())
 		for _, p := range paths {
-			if _, err := c.rt.AddPath(now, p.local, p.remote); err != nil && firstErr == nil {
+			if _, err := c.rt.AddPath(now, p.via, p.local, p.remote); err != nil && firstErr == nil {
 				firstErr = err
 			}
 		}
@@ -293,6 +293,9 @@ func (c *client) addPath(ctx context.Context, p PathSpec) (*rtrs.ClientPath, err
 	if err := p.check(c.h.cfg.Port); err != nil {
 		return nil, err
 	}
+	if p.Transport == TransportTCP {
+		p.Transport = ""
+	}
 	e, err := c.h.resolve(ctx, p)
 	if err != nil {
 		return nil, err
@@ -305,7 +308,7 @@ func (c *client) addPath(ctx context.Context, p PathSpec) (*rtrs.ClientPath, err
 		c.finish(now)
 		return nil, rdserr.With(rdserr.ErrTooMany, "session %s has %d paths already", c.spec.Session, maxPaths)
 	}
-	cp, err := c.rt.AddPath(now, e.local, e.remote)
+	cp, err := c.rt.AddPath(now, e.via, e.local, e.remote)
 	if err == nil && !slices.Contains(c.spec.Paths, p) {
 		c.spec.Paths = append(slices.Clone(c.spec.Paths), p)
 	}

@@ -27,8 +27,9 @@ func (e *clientEnv) life(p *rtrs.ClientPath) *life {
 	f, _ := p.Ctx.(*life)
 	if f == nil || f.told {
 		c := (*client)(e)
-		d, home := c.newDomain()
-		f = newLife(&c.shell, c, p, d)
+		via := c.h.transportOf(p.Ctx)
+		d, home := c.newDomain(via.Provider)
+		f = newLife(&c.shell, c, p, via, d)
 		f.home = home
 		p.Ctx = f
 	}
@@ -38,17 +39,17 @@ func (e *clientEnv) life(p *rtrs.ClientPath) *life {
 // newDomain makes the domain of a path: of the first at home, where the devices
 // are served as well, so that one thread does all of a request; of others where
 // the provider likes. mu is held.
-func (c *client) newDomain() (d transport.Domain, home bool) {
+func (c *client) newDomain(prov transport.OneSidedProvider) (d transport.Domain, home bool) {
 	for f := range c.lives {
 		home = home || f.home
 	}
-	p, ok := c.h.prov.(homes)
+	p, ok := prov.(homes)
 	if !home && ok && c.home != nil {
 		if d, err := p.NewDomainOn(c.home); err == nil {
 			return d, true
 		}
 	}
-	return c.h.prov.NewDomain(), false
+	return prov.NewDomain(), false
 }
 
 func (e *clientEnv) Dial(p *rtrs.ClientPath, conn int, attr transport.LinkAttr, req []byte) {
@@ -65,7 +66,7 @@ func (c *client) dial(f *life, p *rtrs.ClientPath, conn int, attr transport.Link
 	var rsp []byte
 	var err error
 	if e := c.h.guard.Do(guard.Dial, func() {
-		l, rsp, err = c.h.prov.DialOneSided(f.ctx, p.Local, p.Remote, f.domain, attr, req)
+		l, rsp, err = f.via.Provider.DialOneSided(f.ctx, p.Local, p.Remote, f.domain, attr, req)
 	}); e != nil {
 		l, err = nil, e
 	}

@@ -50,12 +50,12 @@ func TestOnePathAtHome(t *testing.T) {
 		{"the provider cannot, and no thread", away{}, nil, nil, false},
 		{"the provider refuses", &at{err: refused}, home, nil, false},
 	} {
-		x := &client{h: &Host{prov: c.prov}}
+		x := &client{h: &Host{}}
 		x.home, x.lives = c.home, map[*life]bool{}
 		for _, at := range c.lives {
 			x.lives[&life{home: at}] = true
 		}
-		d, atHome := x.newDomain()
+		d, atHome := x.newDomain(c.prov)
 		name := "anywhere"
 		if c.want {
 			name = "at home"

@@ -176,11 +176,11 @@ func (h *Host) ResizeMapping(ctx context.Context, what string, size uint64) (uin
 }
 
 // pathOf finds a path of a client's session by its ends. mu is held.
-func pathOf[P any](list []P, session string, p PathSpec, ends func(P) (src, dst netip.AddrPort)) (found P, err error) {
+func pathOf[P any](list []P, session string, p PathSpec, ends func(P) (src, dst netip.AddrPort, via *Transport)) (found P, err error) {
 	n := 0
 	for _, x := range list {
-		src, dst := ends(x)
-		if matches(p.Src, src) && matches(p.Dst, dst) {
+		src, dst, via := ends(x)
+		if p.names(src, dst, via) {
 			found = x
 			n++
 		}
@@ -192,6 +192,11 @@ func pathOf[P any](list []P, session string, p PathSpec, ends func(P) (src, dst 
 		return found, rdserr.With(rdserr.ErrNotFound, "session %s has no path %v", session, p)
 	}
 	return found, rdserr.With(rdserr.ErrInvalid, "session %s has %d paths %v; name both ends", session, n, p)
+}
+
+// names tells whether p may mean the path from src to dst over via.
+func (p PathSpec) names(src, dst netip.AddrPort, via *Transport) bool {
+	return matches(p.Src, src) && matches(p.Dst, dst) && (p.Transport == "" || p.Transport == via.Name)
 }
 
 // matches tells whether s, an address with or without a port, or nothing, names a.
@@ -206,17 +211,17 @@ func matches(s string, a netip.AddrPort) bool {
 	return err == nil && ip.Unmap() == a.Addr().Unmap()
 }
 
-func (c *client) ends(p *rtrs.ClientPath) (src, dst netip.AddrPort) {
+func (c *client) ends(p *rtrs.ClientPath) (src, dst netip.AddrPort, via *Transport) {
 	src = p.Local
 	if f, _ := p.Ctx.(*life); f != nil && len(f.links) > 0 && f.links[0] != nil {
 		src = f.links[0].l.LocalAddr()
 	}
-	return src, p.Remote
+	return src, p.Remote, c.h.transportOf(p.Ctx)
 }
 
-func (s *server) ends(p *rtrs.ServerPath) (src, dst netip.AddrPort) {
+func (s *server) ends(p *rtrs.ServerPath) (src, dst netip.AddrPort, via *Transport) {
 	x := p.Info()
-	return x.Remote, x.Local
+	return x.Remote, x.Local, s.h.transportOf(p.Ctx)
 }
 
 // clientSession finds a client's session by name or ID.
@@ -285,8 +290,8 @@ func (h *Host) RemovePath(ctx context.Context, session string, p PathSpec) error
 		}
 		of = c
 		c.spec.Paths = slices.DeleteFunc(slices.Clone(c.spec.Paths), func(s PathSpec) bool {
-			_, dst := c.ends(cp)
-			return matches(s.Dst, dst) && (s.Src == "" || matches(s.Src, cp.Local))
+			_, dst, via := c.ends(cp)
+			return matches(s.Dst, dst) && (s.Src == "" || matches(s.Src, cp.Local)) && s.Transport == via.kind()
 		})
 		return c.rt.Remove(now, cp)
 	})
@@ -337,7 +342,7 @@ func (h *Host) ResetStats(ctx context.Context, session string, p PathSpec) error
 		}
 		now := c.lock(h.now())
 		for _, cp := range c.rt.Paths() {
-			if src, dst := c.ends(cp); matches(p.Src, src) && matches(p.Dst, dst) {
+			if src, dst, via := c.ends(cp); p.names(src, dst, via) {
 				cp.ResetStats()
 				n++
 			}
@@ -351,7 +356,7 @@ func (h *Host) ResetStats(ctx context.Context, session string, p PathSpec) error
 		if session != "" && i.Session != session && i.SessionID != session {
 			continue
 		}
-		if src, dst := s.ends(sp); matches(p.Src, src) && matches(p.Dst, dst) {
+		if src, dst, via := s.ends(sp); p.names(src, dst, via) {
 			sp.ResetStats()
 			n++
 		}

@@ -42,10 +42,14 @@ func TestWrongInputIsRefused(t *testing.T) {
 	noState.cfg.StateDir = ""
 	noState.start()
 
-	_, err := New(Config{Policy: "x"}, Deps{Provider: s.prov})
+	_, err := New(Config{Policy: "x"}, Deps{Provider: s.transports[0].Provider})
 	is(t, "New", err, syscall.EINVAL, "volumes.policy")
 	_, err = New(Config{}, Deps{})
 	is(t, "New without links", err, syscall.EINVAL, "no provider")
+	_, err = New(Config{}, Deps{Provider: s.transports[0].Provider, Others: []Transport{{Name: "ib"}}})
+	is(t, "New without links of a transport", err, syscall.EINVAL, "no provider")
+	_, err = New(Config{}, Deps{Provider: s.transports[0].Provider, Others: s.transports})
+	is(t, "New with a transport twice", err, syscall.EINVAL, "twice")
 
 	export := func(x ExportSpec) error { _, err := s.Export(ctx, x); return err }
 	is(t, "export", export(ExportSpec{Name: "../x", Size: 512}), syscall.EINVAL, "..")

@@ -21,10 +21,11 @@ import (
 
 // Deps is what a Host is given.
 type Deps struct {
-	Provider transport.OneSidedProvider
-	Reactors []*reactor.Reactor // run timers; they outlive the Host. None: the runtime's timers
-	Log      *slog.Logger       // nil: none
-	Guard    *guard.Guard       // contains panics of what goroutines do for one; nil: none is
+	Provider transport.OneSidedProvider // of links over TCP
+	Others   []Transport                // what paths can be made of beside TCP
+	Reactors []*reactor.Reactor         // run timers; they outlive the Host. None: the runtime's timers
+	Log      *slog.Logger               // nil: none
+	Guard    *guard.Guard               // contains panics of what goroutines do for one; nil: none is
 
 	// Layer is put between a store and what serves it, with the name of the
 	// export: for tests, that let stores fail and stall. nil: nothing is.
@@ -36,26 +37,26 @@ type Deps struct {
 
 // Host is what a daemon does with volumes.
 type Host struct {
-	cfg      Config // with its defaults
-	prov     transport.OneSidedProvider
-	reactors []*reactor.Reactor
-	turn     atomic.Uint32 // whose timer is next
-	log      *slog.Logger
-	guard    *guard.Guard
-	machine  *Machine
-	base     time.Time // when Machine.Clock was 0
-	ev       *events
-	store    *store
-	srv      *server
-	drv      driver
-	layer    func(name string, d blk.Device) blk.Device // Deps.Layer
-	memory   *quota.Node                                // Deps.Memory
-	ctx      context.Context                            // of what happens in the background
-	cancel   context.CancelFunc
-	work     *group // goroutines that end by themselves after cancel and the end of the sessions
-	waits    *waits // what waits for file systems on behalf of callers
-	started  bool   // New has taken up what an earlier Host has left, and saver runs; set by New
-	saver    *saver
+	cfg        Config      // with its defaults
+	transports []Transport // TCP, and Deps.Others; they do not change
+	reactors   []*reactor.Reactor
+	turn       atomic.Uint32 // whose timer is next
+	log        *slog.Logger
+	guard      *guard.Guard
+	machine    *Machine
+	base       time.Time // when Machine.Clock was 0
+	ev         *events
+	store      *store
+	srv        *server
+	drv        driver
+	layer      func(name string, d blk.Device) blk.Device // Deps.Layer
+	memory     *quota.Node                                // Deps.Memory
+	ctx        context.Context                            // of what happens in the background
+	cancel     context.CancelFunc
+	work       *group // goroutines that end by themselves after cancel and the end of the sessions
+	waits      *waits // what waits for file systems on behalf of callers
+	started    bool   // New has taken up what an earlier Host has left, and saver runs; set by New
+	saver      *saver
 
 	mu         sync.Mutex // before any shell.mu
 	closing    bool
@@ -79,8 +80,9 @@ func newHostOn(cfg Config, deps Deps, drv driver, m *Machine) (*Host, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	if deps.Provider == nil {
-		return nil, rdserr.With(rdserr.ErrInvalid, "volumes: no provider of links")
+	transports, err := deps.transports()
+	if err != nil {
+		return nil, err
 	}
 	cfg.defaults()
 	if deps.Log == nil {
@@ -90,7 +92,7 @@ func newHostOn(cfg Config, deps Deps, drv driver, m *Machine) (*Host, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := &Host{cfg: cfg, prov: deps.Provider, reactors: deps.Reactors, log: deps.Log, guard: deps.Guard, machine: m, base: m.Wall().Add(-m.Clock()), ev: newEvents(deps.Log, m.Wall),
+	h := &Host{cfg: cfg, transports: transports, reactors: deps.Reactors, log: deps.Log, guard: deps.Guard, machine: m, base: m.Wall().Add(-m.Clock()), ev: newEvents(deps.Log, m.Wall),
 		store: store, drv: drv, layer: deps.Layer, memory: deps.Memory, waits: newWaits(m), work: &group{m: m},
 		clients: map[string]*client{}, nextID: old.NextID, exports: map[string]*export{}}
 	if store.aside != nil {
@@ -253,11 +255,17 @@ func (h *Host) layers(name string, d blk.Device) blk.Device {
 	return blk.NewStats(d)
 }
 
-// endpoints are the addresses of a path.
-type endpoints struct{ local, remote netip.AddrPort }
+// endpoints are the addresses of a path, and its transport.
+type endpoints struct {
+	local, remote netip.AddrPort
+	via           *Transport
+}
 
 func (h *Host) resolve(ctx context.Context, p PathSpec) (e endpoints, err error) {
-	e.local, e.remote, err = p.resolve(ctx, h.cfg.Port)
+	if e.via, err = h.transport(p.Transport); err != nil {
+		return e, err
+	}
+	e.local, e.remote, err = p.resolve(ctx, h.port(e.via))
 	if err == nil && p.Src == "" {
 		e.local = netip.AddrPortFrom(ownSource(h.cfg.Addresses, e.local.Addr(), e.remote.Addr()), 0)
 	}

@@ -30,6 +30,7 @@ type life struct {
 	sh     *shell
 	of     stepper
 	path   corePath
+	via    *Transport // what its links are
 	domain transport.Domain
 	home   bool            // its links are read by the session's reactor
 	ctx    context.Context // of its dials
@@ -43,8 +44,8 @@ type life struct {
 	told    bool // the core was told, or will be at the end of the step
 }
 
-func newLife(sh *shell, of stepper, path corePath, domain transport.Domain) *life {
-	f := &life{sh: sh, of: of, path: path, domain: domain}
+func newLife(sh *shell, of stepper, path corePath, via *Transport, domain transport.Domain) *life {
+	f := &life{sh: sh, of: of, path: path, via: via, domain: domain}
 	f.ctx, f.cancel = context.WithCancel(context.Background())
 	sh.lives[f] = true
 	return f

@@ -134,7 +134,7 @@ func (c *client) describe(m *mapping, i *MappingInfo) {
 		i.PathCount++
 		if x := p.Info(); x.State == rtrs.Connected {
 			i.PathsUp++
-			i.Address = PathSpec{Src: addrText(p.Local), Dst: p.Remote.String()}
+			i.Address = PathSpec{Src: addrText(p.Local), Dst: p.Remote.String(), Transport: c.h.transportOf(p.Ctx).kind()}
 		}
 	}
 	if m.lastErr != nil {
@@ -269,7 +269,7 @@ func (h *Host) Paths() []PathInfo {
 // pathInfo is called with mu held.
 func (c *client) pathInfo(p *rtrs.ClientPath) PathInfo {
 	x := p.Info()
-	i := PathInfo{PathSpec: PathSpec{Src: addrText(p.Local), Dst: p.Remote.String()}, Session: c.rt.Name(), SessionID: c.id, Role: RoleClient,
+	i := PathInfo{PathSpec: PathSpec{Src: addrText(p.Local), Dst: p.Remote.String(), Transport: c.h.transportOf(p.Ctx).kind()}, Session: c.rt.Name(), SessionID: c.id, Role: RoleClient,
 		State: stateText(x.State), Since: c.h.wall(x.Since), Attempts: x.Attempts, Epoch: uint16(x.Stats.Reconnects + 1)}
 	if f, _ := p.Ctx.(*life); f != nil && !f.told {
 		i.Conns = f.open
@@ -301,7 +301,7 @@ func (s *server) pathInfos() []PathInfo {
 // pathInfo is called with mu held.
 func (s *server) pathInfo(p *rtrs.ServerPath) PathInfo {
 	x := p.Info()
-	i := PathInfo{PathSpec: PathSpec{Src: x.Remote.String(), Dst: x.Local.String()}, Session: x.Session, Role: RoleServer,
+	i := PathInfo{PathSpec: PathSpec{Src: x.Remote.String(), Dst: x.Local.String(), Transport: s.h.transportOf(p.Ctx).kind()}, Session: x.Session, Role: RoleServer,
 		State: stateText(x.State), Since: s.h.wall(x.Since)}
 	if e := p.Session(); e != nil && s.sessions[e] != nil {
 		i.SessionID = s.sessions[e].id

@@ -37,14 +37,20 @@ const (
 type PathSpec struct {
 	Src string `json:"src,omitempty"` // "": a local address of the destination's family
 	Dst string `json:"dst"`
+	// Transport is the name of TCP or of one of Deps.Others; "": TCP.
+	Transport string `json:"transport,omitempty"`
 }
 
 // String names the path as the command line does.
 func (p PathSpec) String() string {
-	if p.Src == "" {
-		return "to " + p.Dst
+	s := "to " + p.Dst
+	if p.Src != "" {
+		s = "from " + p.Src + " " + s
 	}
-	return "from " + p.Src + " to " + p.Dst
+	if p.Transport != "" {
+		s += " over " + p.Transport
+	}
+	return s
 }
 
 // MapSpec asks for a mapping. Zero values mean the configuration's default.

@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -77,9 +78,13 @@ func (c *Config) completeNode(s *MapSpec) error {
 	} else if len(s.Paths) > maxPaths {
 		return bad("%d paths; at most %d", len(s.Paths), maxPaths)
 	}
-	for _, p := range s.Paths {
-		if err := p.check(c.Port); err != nil {
+	for i := range s.Paths {
+		if err := s.Paths[i].check(c.Port); err != nil {
 			return err
+		}
+		if s.Paths[i].Transport == TransportTCP { // said or not, it is the same path
+			s.Paths = slices.Clone(s.Paths)
+			s.Paths[i].Transport = ""
 		}
 	}
 	if s.Session == "" {

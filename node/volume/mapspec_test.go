@@ -58,7 +58,7 @@ func TestWrongMapSpecsAreRefused(t *testing.T) {
 		{"goes with a socket", func(s *MapSpec) { s.As, s.Socket = AsNBD, "/s" }},
 		{"/dev/nbdN", func(s *MapSpec) { s.As, s.Device = AsNBD, "/dev/sda" }},
 		{"destination", func(s *MapSpec) { s.Paths = []PathSpec{{Dst: ""}} }},
-		{"without a port", func(s *MapSpec) { s.Paths = []PathSpec{{"10.0.0.1:5", "10.0.0.7"}} }},
+		{"without a port", func(s *MapSpec) { s.Paths = []PathSpec{{Src: "10.0.0.1:5", Dst: "10.0.0.7"}} }},
 		{"at most 32", func(s *MapSpec) { s.Paths = make([]PathSpec, 33) }},
 		{"name of a session", func(s *MapSpec) { s.Session = "a/b" }},
 		{"policy", func(s *MapSpec) { s.Policy = "best" }},
@@ -89,12 +89,12 @@ func TestPathsAreResolved(t *testing.T) {
 		{"", "127.0.0.2", "127.0.0.1:0", "127.0.0.2:5"},
 		{"127.0.0.3", "127.0.0.2:7", "127.0.0.3:0", "127.0.0.2:7"},
 	} {
-		local, remote, err := PathSpec{w.src, w.dst}.resolve(ctx, 5)
+		local, remote, err := PathSpec{Src: w.src, Dst: w.dst}.resolve(ctx, 5)
 		if err != nil || remote != netip.MustParseAddrPort(w.remote) || local.Addr() != netip.MustParseAddrPort(w.local).Addr() || local.Port() != 0 {
 			t.Errorf("%v: %v, %v, %v", w, local, remote, err)
 		}
 	}
-	if _, _, err := (PathSpec{"::1", "127.0.0.2"}).resolve(ctx, 5); !errors.Is(err, syscall.EOPNOTSUPP) {
+	if _, _, err := (PathSpec{Src: "::1", Dst: "127.0.0.2"}).resolve(ctx, 5); !errors.Is(err, syscall.EOPNOTSUPP) {
 		t.Errorf("two families: %v", err)
 	}
 }

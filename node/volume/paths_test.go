@@ -172,14 +172,21 @@ func TestMemoryThatIsGoneIsNotTakenForTheSame(t *testing.T) {
 // the attempt by then.
 func TestEndsOfAPathWithoutLinks(t *testing.T) {
 	local, remote := netip.MustParseAddrPort("127.0.0.1:0"), netip.MustParseAddrPort("127.0.0.2:1234")
-	for what, ctx := range map[string]any{
-		"nothing was begun":           nil,
-		"an attempt that was ended":   (*life)(nil),
-		"an attempt without a link":   &life{},
-		"the first link is not there": &life{links: make([]*link, 2)},
+	h := &Host{transports: []Transport{{Name: TransportTCP}, {Name: "dev"}}}
+	dev := &h.transports[1]
+	for what, c := range map[string]struct {
+		ctx  any
+		over string
+	}{
+		"nothing was begun":           {nil, "tcp"},
+		"it was only added":           {dev, "dev"},
+		"an attempt that was ended":   {(*life)(nil), "tcp"},
+		"an attempt without a link":   {&life{via: dev}, "dev"},
+		"the first link is not there": {&life{via: dev, links: make([]*link, 2)}, "dev"},
 	} {
-		if src, dst := (&client{}).ends(&rtrs.ClientPath{Ctx: ctx, Local: local, Remote: remote}); src != local || dst != remote {
-			t.Errorf("%s: the ends are %v and %v", what, src, dst)
+		src, dst, via := (&client{h: h}).ends(&rtrs.ClientPath{Ctx: c.ctx, Local: local, Remote: remote})
+		if src != local || dst != remote || via.Name != c.over {
+			t.Errorf("%s: the ends are %v and %v, over %s", what, src, dst, via.Name)
 		}
 	}
 }

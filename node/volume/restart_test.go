@@ -239,13 +239,13 @@ func TestExportsArePersistent(t *testing.T) {
 func TestTwoHostsDoNotShareAStateDirectory(t *testing.T) {
 	a := newServerNode(t, freePort(t))
 	a.start()
-	if _, err := newHost(a.cfg, Deps{Provider: a.h.prov}, kernelDriver); !errors.Is(err, syscall.EBUSY) {
+	if _, err := newHost(a.cfg, Deps{Provider: a.h.transports[0].Provider}, kernelDriver); !errors.Is(err, syscall.EBUSY) {
 		t.Fatalf("a second Host in %s: %v", a.cfg.StateDir, err)
 	}
 	b := a.cfg
 	b.StateDir, b.Listen = stateDir(t), ListenAlways
 	mustExport(t, a.h, memory("mem", 1<<20))
-	if _, err := newHost(b, Deps{Provider: a.h.prov}, kernelDriver); !errors.Is(err, syscall.EADDRINUSE) {
+	if _, err := newHost(b, Deps{Provider: a.h.transports[0].Provider}, kernelDriver); !errors.Is(err, syscall.EADDRINUSE) {
 		t.Fatalf("a second Host on the port: %v", err)
 	}
 }

@@ -159,23 +159,36 @@ func (s *server) listen() error {
 	if s.listening || s.h.cfg.Listen == ListenNever {
 		return nil
 	}
-	for _, a := range s.h.cfg.Addresses {
-		l, err := s.h.prov.ListenOneSided(netip.AddrPortFrom(a, s.h.cfg.Port), s.accept)
-		if err != nil {
+	for i := range s.h.transports {
+		if err := s.listenOver(&s.h.transports[i]); err != nil {
 			for _, l := range s.listeners {
 				l.Close()
 			}
 			s.listeners = nil
-			return fmt.Errorf("volumes.port: %w", err)
+			return err
 		}
-		s.listeners = append(s.listeners, l)
 	}
 	s.listening = true
 	return nil
 }
 
+// listenOver offers them over one transport. lmu is held.
+func (s *server) listenOver(via *Transport) error {
+	for _, a := range s.h.cfg.Addresses {
+		l, err := via.Provider.ListenOneSided(netip.AddrPortFrom(a, s.h.port(via)), func(r transport.ConnRequest) { s.accept(via, r) })
+		switch {
+		case err != nil && via.Port == 0:
+			return fmt.Errorf("volumes.port: %w", err)
+		case err != nil:
+			return fmt.Errorf("volumes: over %s: %w", via.Name, err)
+		}
+		s.listeners = append(s.listeners, l)
+	}
+	return nil
+}
+
 // accept is called by the listener's goroutines.
-func (s *server) accept(r transport.ConnRequest) {
+func (s *server) accept(via *Transport, r transport.ConnRequest) {
 	from := r.RemoteAddr().Addr().Unmap()
 	if allow := s.h.cfg.Allow; len(allow) > 0 {
 		ok := false
@@ -188,7 +201,7 @@ func (s *server) accept(r transport.ConnRequest) {
 			return
 		}
 	}
-	a := &arrival{ConnRequest: r}
+	a := &arrival{ConnRequest: r, via: via}
 	if s.h.memory != nil {
 		account := s.h.memory.Account(quota.Peer(from))
 		if err := account.Take(quota.Peers, connBytes); err != nil {
@@ -212,6 +225,7 @@ const connBytes = 4 << 10
 // arrival is a connection that has come, from its request until it is refused or has ended.
 type arrival struct {
 	transport.ConnRequest
+	via  *Transport
 	paid *quota.Account // connBytes were taken from it; nil: nobody counts, or they were given back
 }
 

@@ -18,11 +18,14 @@ type serverEnv server
 
 var _ rtrs.ServerEnv = (*serverEnv)(nil)
 
-func (e *serverEnv) life(p *rtrs.ServerPath) *life {
+func (e *serverEnv) life(p *rtrs.ServerPath) *life { return e.lifeOver(p, &e.h.transports[0]) }
+
+// lifeOver makes it a life over via, if p has none yet.
+func (e *serverEnv) lifeOver(p *rtrs.ServerPath, via *Transport) *life {
 	f, _ := p.Ctx.(*life)
 	if f == nil {
 		s := (*server)(e)
-		f = newLife(&s.shell, s, p, s.h.prov.NewDomain())
+		f = newLife(&s.shell, s, p, via, via.Provider.NewDomain())
 		if d, ok := f.domain.(transport.Guarded); ok {
 			d.Guard(s.touch)
 			d.DeferReads(s.rest)
@@ -33,8 +36,9 @@ func (e *serverEnv) life(p *rtrs.ServerPath) *life {
 }
 
 func (e *serverEnv) Accept(c *rtrs.ServerCon, attr transport.LinkAttr, rsp []byte) {
-	f, num := e.life(c.Path), c.Num
-	a := c.Ctx.(*arrival)
+	a, num := c.Ctx.(*arrival), c.Num
+	// The domain of another transport's connection of the same path is refused by its provider.
+	f := e.lifeOver(c.Path, a.via)
 	l, err := a.Accept(f.domain, attr, rsp)
 	if err != nil {
 		a.leave()
@@ -76,7 +80,8 @@ func (e *serverEnv) Revoke(p *rtrs.ServerPath, key uint32) transport.Revocation 
 // or all of them at once if a device keeps them, or cannot tell when a peer writes there.
 func (e *serverEnv) Adopt(p *rtrs.ServerPath, mem []byte) (pinned bool, err error) {
 	s := (*server)(e)
-	caps := s.h.prov.OneSidedCaps()
+	prov := e.life(p).via.Provider
+	caps := prov.OneSidedCaps()
 	pinned = caps.Pinned || !caps.Guards
 	s.count(mem, p.Remote.Addr().Unmap())
 	if pinned {
@@ -84,7 +89,6 @@ func (e *serverEnv) Adopt(p *rtrs.ServerPath, mem []byte) (pinned bool, err erro
 			return false, err
 		}
 	}
-	prov := s.h.prov
 	if slices.ContainsFunc(s.adopted, func(a adoption) bool { return a.by == prov && a.of(mem) }) {
 		return pinned, nil
 	}

@@ -24,7 +24,7 @@ func TestStateSurvives(t *testing.T) {
 	}
 	export := ExportSpec{Name: "a/b", Kind: KindFile, Path: "/x", Shared: true, LogicalBlock: 4096,
 		Allow: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, Sessions: []string{"web-*"}, Persist: true}
-	mapping := MapSpec{ID: "v7", Node: "n", Name: "d", As: AsSocket, Socket: "/s", Session: "a-b", Paths: []PathSpec{{"", "n:1"}},
+	mapping := MapSpec{ID: "v7", Node: "n", Name: "d", As: AsSocket, Socket: "/s", Session: "a-b", Paths: []PathSpec{{Src: "", Dst: "n:1"}},
 		Policy: rtrs.MinLatency.String(), QueueDepth: 8, Access: AccessRW, IOTimeout: 3 * time.Second, LossTimeout: time.Minute, OnLoss: OnLossError, Persist: true}
 	want := state{Running: true, NextID: 8, Exports: []exportState{export.state()}, Mappings: []mappingState{mapping.state("")},
 		Past: []pastState{{Dev: 3, Ino: 4, Syncs: 1, Writer: "a-b", Behind: []string{"x", "y"}, Where: "/disk"}, {Dev: 5, Block: true, Writer: "c"}}}

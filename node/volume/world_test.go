@@ -34,7 +34,8 @@ type testNode struct {
 	quiet  bool        // no log
 	memory *quota.Node // nil: none is counted
 	links  func(transport.OneSidedProvider) transport.OneSidedProvider
-	unlink func() // closes what links made
+	unlink func()      // closes what links made
+	others []Transport // beside TCP
 }
 
 // The server is 127.0.0.2, and 127.0.0.3 for second paths; the client 127.0.0.1.
@@ -105,7 +106,7 @@ func (n *testNode) start() *Host {
 	if n.links != nil {
 		links = n.links(links)
 	}
-	n.h, err = newHost(n.cfg, Deps{Provider: links, Reactors: []*reactor.Reactor{n.r}, Log: log, Layer: n.wrap, Memory: n.memory}, n.drv)
+	n.h, err = newHost(n.cfg, Deps{Provider: links, Others: n.others, Reactors: []*reactor.Reactor{n.r}, Log: log, Layer: n.wrap, Memory: n.memory}, n.drv)
 	if err != nil {
 		n.r.Close()
 		n.t.Fatalf("%s: %v", n.cfg.Name, err)
