@@ -76,6 +76,7 @@ type Node struct {
 	// tune changes what the volumes are given, for tests; may be nil.
 	tune     func(*volume.Deps)
 	users    *access.Clients // their connections
+	rdma     *rdma           // of volumes; nil: none; set by run
 	limiter  *access.Limiter
 	clients  *client.Front
 	services *service.Front

@@ -24,6 +24,9 @@ func (n *Node) startVolumes() error {
 	if err := makeSocketDir(cfg.SocketDir, cfg.SocketMode); err != nil {
 		return n.deps.Config.Failed("volumes.socket_dir", fmt.Errorf("volumes.socket_dir: %w", err))
 	}
+	if err := n.openRDMA(); err != nil {
+		return err
+	}
 	list := n.peers.OneSided()
 	deps := volume.Deps{Provider: list[0].Provider, Reactors: n.hosts.Reactors(), Log: n.deps.Log, Guard: n.deps.Guard, Layer: n.layer, Memory: n.deps.Memory}
 	for _, t := range list[1:] {
@@ -34,6 +37,7 @@ func (n *Node) startVolumes() error {
 	}
 	h, err := volume.New(cfg, deps)
 	if err != nil {
+		n.closeRDMA()
 		for _, key := range []string{"volumes.state_dir", "volumes.port"} {
 			if strings.HasPrefix(err.Error(), key) {
 				return n.deps.Config.Failed(key, err)
@@ -63,6 +67,7 @@ func makeSocketDir(dir string, mode fs.FileMode) error {
 
 // stopVolumes closes them in order; until ctx ends, or a little longer.
 func (n *Node) stopVolumes(ctx context.Context) {
+	defer n.closeRDMA()
 	h := n.volumes.Load()
 	if h == nil {
 		return

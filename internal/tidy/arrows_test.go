@@ -100,7 +100,8 @@ var arrows = []struct {
 	{"node/page", []string{"node/page/hour", "node/access", "node/config", "node/datagram", "rds", "wire", "rdserr", "api/rdsd/v1", "internal/guard", "internal/netlocal", "internal/quota"}},
 	{"node/service", []string{"node/access", "node/base", "node/client", "node/config", "node/datagram", "node/health", "node/page", "node/volume", "rds", "rtrs", "blk", "conn", "wire", "rdserr", "api/rdsd/v1", "internal/guard", "internal/msgpool", "internal/quota", "internal/stats", "internal/toll"}},
 	// Assembly: of what its rooms stand on it knows what it has to hand them.
-	{"node", []string{"node/access", "node/base", "node/client", "node/config", "node/datagram", "node/peers", "node/service", "node/volume", "rtrs", "blk", "shm", "internal/accept", "internal/guard", "internal/quota", "internal/unixsock"}},
+	// It also makes the RDMA devices, which need what all of its rooms have.
+	{"node", []string{"node/access", "node/base", "node/client", "node/config", "node/datagram", "node/peers", "node/service", "node/volume", "rtrs", "blk", "shm", "transport", "transport/ib", "transport/ib/soft", "internal/accept", "internal/guard", "internal/netlocal", "internal/quota", "internal/unixsock"}},
 
 	// What talks to a daemon from outside.
 	{"sdk/go", []string{"api/rdsd/v1", "api/rdsd/v1/fastwire", "shm", "rdserr", "internal/msgpool"}},

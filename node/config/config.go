@@ -183,6 +183,8 @@ func Default() *Config {
 		Volumes: Volumes{
 			Listen:           volume.ListenAuto,
 			Port:             volume.DefaultPort,
+			RDMA:             RDMAOff,
+			RDMAPort:         DefaultRDMAPort,
 			SocketMode:       FileMode{0o600},
 			Attach:           volume.AsSocket,
 			QueueDepth:       512,

@@ -14,6 +14,8 @@ import (
 type Volumes struct {
 	Listen           string         `toml:"listen" usage:"when peers can reach the exports: auto (while there is an export or a root), always, never" want:"\"auto\", \"always\" or \"never\""`
 	Port             uint16         `toml:"port" flag:"volume-port" usage:"TCP port of volumes, the same on all nodes" want:"a TCP port, 1 to 65535"`
+	RDMA             string         `toml:"rdma" usage:"whether volumes go over RDMA too, beside TCP: off, or soft (RoCEv2 by UDP sockets, port 4791 of each address)" want:"\"off\" or \"soft\""`
+	RDMAPort         uint16         `toml:"rdma_port" usage:"RDMA port of volumes: that of peers that name none, where the Linux modules' servers listen" want:"a port, 1 to 65535"`
 	Name             string         `toml:"name" usage:"this node's part of the names of its sessions; empty: the host's name" want:"a name without \"/\" and \".\", or \"\""`
 	StateDir         string         `toml:"state_dir" flag:"volume-state-dir" usage:"directory of what is persistent; empty: systemd's StateDirectory, else the socket's path with .volumes added; none: nothing is" want:"an absolute path such as \"/var/lib/rdsd/volumes\", \"none\" or \"\""`
 	SocketDir        string         `toml:"socket_dir" usage:"directory for the sockets of mappings that name none; empty: the socket's path with .volumes added" want:"an absolute path, or \"\""`
@@ -67,6 +69,15 @@ type VolumeRoot struct {
 	Allow    []Prefix `toml:"allow,omitempty" usage:"who may open; empty: all that may connect" want:"a list of addresses and subnets such as [\"10.0.0.0/24\"]"`
 	Sessions []string `toml:"sessions,omitempty" usage:"names of sessions that may, with * and ?; empty: all" want:"a list of patterns such as [\"web-*\"]"`
 }
+
+// What volumes.rdma can be.
+const (
+	RDMAOff  = "off"
+	RDMASoft = "soft"
+)
+
+// DefaultRDMAPort is the RDMA port on which a kernel's RTRS server listens.
+const DefaultRDMAPort = 1234
 
 // noDir says that there is no directory.
 const noDir = "none"
@@ -142,6 +153,8 @@ func (v *validator) volumes() {
 		"max_exports": c.MaxExports == 0, "max_mappings": c.MaxMappings == 0, "max_sessions": c.MaxSessions == 0, "max_connections": c.MaxConnections == 0} {
 		v.check("volumes."+key, !zero, "0 is out of range")
 	}
+	v.check("volumes.rdma_port", v.c.Volumes.RDMAPort != 0, "0 is out of range")
+	v.check("volumes.rdma", v.c.Volumes.RDMA == RDMAOff || v.c.Volumes.RDMA == RDMASoft, "%q is neither %s nor %s", v.c.Volumes.RDMA, RDMAOff, RDMASoft)
 	exports, roots := c.Exports, c.Roots
 	c.Exports, c.Roots, c.Addresses = nil, nil, nil // rds.addresses are checked already
 	v.volumeErrors(c.Validate(), "")
