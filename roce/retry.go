@@ -21,10 +21,14 @@ const (
 )
 
 // Windows in packets. A receiver is a socket whose buffer is far smaller than what all of its
-// peers may send at once, so after a loss less is sent at a time, as by TCP (RFC 5681).
+// peers may send at once, so after a loss half as much is sent at a time, and after a timeout the
+// least. TCP then grows by a packet a round trip (RFC 5681), by which
+// a single lost packet would be felt for 64 of them: the largest window is small, so this one
+// grows by a packet for every few that arrive.
 const (
 	firstWindow = 32
 	minWindow   = 8
+	growAfter   = 8 // packets that arrive
 )
 
 // retrier is what a requester knows of the way to its peer: how long it takes, how much it
@@ -91,11 +95,11 @@ func (r *retrier) forget() { r.timing = false }
 // arrived lets the window grow by n packets that the peer has received.
 func (r *retrier) arrived(n int) {
 	r.grown += n
-	for r.window < window && (r.window < r.slow && r.grown > 0 || r.grown >= r.window) {
+	for r.window < window && (r.window < r.slow && r.grown > 0 || r.grown >= growAfter) {
 		if r.window < r.slow {
 			r.grown--
 		} else {
-			r.grown -= r.window
+			r.grown -= growAfter
 		}
 		r.window++
 	}
