@@ -15,6 +15,8 @@
 //     ready is waited for, and nothing to be READ (provider.go, listen.go);
 //   - keys at addresses drawn at random, revoked at once or later (domain.go).
 //
+// Why the interface asks for what it does stands in docs/adr/0029-verbs-of-a-device.md.
+//
 // RDS over verbs is not there, nor is a device that registers memory by work requests (memory
 // windows): Grant registers in the domain. node/volume is to use the package as it uses
 // transport/tcp; no configuration names it yet.
