@@ -33,6 +33,26 @@ func TestParameters(t *testing.T) {
 	}
 }
 
+// TestQueuesAreBounded: a link reserves no more places than keep a wire busy, or than the device
+// has, and as many slots as it is asked for, if the device has them.
+func TestQueuesAreBounded(t *testing.T) {
+	for _, c := range []struct {
+		attr              transport.LinkAttr
+		maxSends, maxRecv int
+		want              QPConfig
+	}{
+		{transport.LinkAttr{Sends: 2064, Recvs: 600}, 1000, 700, QPConfig{Sends: maxPlaces, Recvs: 600}},
+		{transport.LinkAttr{Sends: 2064, Recvs: 800}, 100, 700, QPConfig{Sends: 100, Recvs: 700}},
+		{transport.LinkAttr{}, 1000, 700, QPConfig{Sends: 1, Recvs: 1}},
+	} {
+		w := newWorld(t, func(v *fakeVerbs) { v.info.MaxSends, v.info.MaxRecvs = c.maxSends, c.maxRecv })
+		w.attr = c.attr
+		if x, y := w.link(); x.qp().cfg != c.want || y.qp().cfg != c.want {
+			t.Errorf("for %+v, queues of %+v and %+v; want %+v", c.attr, x.qp().cfg, y.qp().cfg, c.want)
+		}
+	}
+}
+
 // TestDialFails: an attempt that fails says why, and leaves nothing behind.
 func TestDialFails(t *testing.T) {
 	w := newWorld(t, nil)

@@ -179,8 +179,12 @@ func (w *world) link() (x, y *end) {
 		y.l.Close()
 		w.clean()
 		for _, e := range []*end{x, y} {
-			if d, err := e.l.p.domain(e.d); err == nil && len(d.links) > 0 {
-				w.t.Errorf("a domain still has %d links", len(d.links))
+			if d, err := e.l.p.domain(e.d); err == nil {
+				w.until("The domain has no link.", func() bool {
+					d.mu.Lock()
+					defer d.mu.Unlock()
+					return len(d.links) == 0
+				})
 			}
 		}
 		x.d.Close()

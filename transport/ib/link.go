@@ -65,6 +65,10 @@ var (
 )
 
 const (
+	// maxPlaces is the longest send queue. An RTRS server may post some thousand operations, of
+	// which each of its many connections would reserve all; a wire that is busy needs few of
+	// them at a time, and the others wait, charged while they do.
+	maxPlaces = 256
 	// maxRuns is how many runs of work one Flush hands over. The reactor's thread goes on, so
 	// that a caller does not become everybody's writer.
 	maxRuns = 16
@@ -80,7 +84,7 @@ func newLink(d *domain, attr transport.LinkAttr, remote netip.AddrPort) (*link, 
 	p := d.p
 	l := &link{p: p, d: d, remote: remote, recvs: min(max(attr.Recvs, 1), p.info.MaxRecvs)}
 	l.again, l.fault = l.turn, l.Fault
-	sends := min(max(attr.Sends, 1), p.info.MaxSends)
+	sends := min(max(attr.Sends, 1), p.info.MaxSends, maxPlaces)
 	err := l.reserve(sends)
 	if err == nil {
 		l.qp, err = d.d.NewQP(QPConfig{Sends: sends, Recvs: l.recvs}, l)
