@@ -32,6 +32,7 @@ type PairSender struct {
 	sent   uint64 // datagrams
 	bytes  uint64
 	over   bool // nothing more gets in
+	full   bool // given up until there is some room again
 }
 
 // NewPairSender begins with a pair that is new.
@@ -39,6 +40,18 @@ func NewPairSender(p *Pair) *PairSender { return &PairSender{p: p} }
 
 // Awaken is Pair.Awaken.
 func (s *PairSender) Awaken() bool { return s.p.Awaken() }
+
+// GiveUp is for a sender that found no room: Ready is false until a quarter is free, so that
+// not every datagram looks for room, and few changes of the way are made.
+func (s *PairSender) GiveUp() { s.full = true }
+
+// Ready reports whether the pair may be tried.
+func (s *PairSender) Ready() bool {
+	if s.full && s.Free(s.p.Bytes/4) >= s.p.Bytes/4 {
+		s.full = false
+	}
+	return !s.over && !s.full
+}
 
 // Over reports whether the pair was found closed.
 func (s *PairSender) Over() bool { return s.over }

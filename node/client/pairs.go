@@ -426,7 +426,7 @@ func (p *pair) close(now time.Duration) {
 // letGo notes that an end has let go of the pair. The lock is held.
 func (p *pair) letGo(now time.Duration, end int) {
 	p.gone[end] = true
-	p.hear(now)
+	p.hear()
 	p.close(now)
 	if end == reads && p.aside > 0 {
 		// What was put was taken, or went with the reader.

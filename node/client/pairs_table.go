@@ -83,7 +83,7 @@ func (t *pairTable) tick(f *Front) {
 
 // look does what has to be done of a pair now and then. The lock is held.
 func (p *pair) look(now time.Duration) {
-	p.hear(now)
+	p.hear()
 	switch {
 	case p.state >= pairClosing:
 		return
@@ -104,6 +104,11 @@ func (p *pair) look(now time.Duration) {
 		p.quiet = 0
 	}
 	p.last = p.heard.Sent
+	// What the reader has released of its ring nobody else takes, where the daemon sleeps: it would
+	// count as queued.
+	if to := p.ends[reads]; to.End.HasReleases() {
+		to.react.DoFor(to, to.Collect)
+	}
 	if p.quiet >= quietLooks && p.unread().Datagrams == 0 {
 		p.close(now)
 	}
@@ -111,7 +116,7 @@ func (p *pair) look(now time.Duration) {
 
 // hear takes what the clients have counted into the figures of their sockets. The lock is
 // held.
-func (p *pair) hear(time.Duration) {
+func (p *pair) hear() {
 	if !p.sealed || p.state == pairGone {
 		return
 	}

@@ -200,8 +200,7 @@ func (r *rings) postRunLocked(ds []Datagram, tag uint64, wait bool) (int, error)
 		if n := r.putRunLocked(l, s, ds, tag); n > 0 {
 			return n, nil
 		}
-		if wait && !s.Over() {
-			r.awaitPairLocked(l, f)
+		if r.fullLocked(l, f, s, wait) {
 			return r.postRunLocked(ds, tag, false)
 		}
 	}

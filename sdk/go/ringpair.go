@@ -291,7 +291,7 @@ func (r *rings) pairedLocked(l *ringLink, f *shm.Flow, n int) *shm.PairSender {
 	if f.Out() > 0 && l.send.EventsWait() {
 		r.takeEventsLocked(l)
 	}
-	if s.Over() || f.Out() > 0 || n > s.Most() {
+	if f.Out() > 0 || n > s.Most() || !s.Ready() {
 		return nil
 	}
 	return s
@@ -373,6 +373,20 @@ func (r *rings) awaitPairLocked(l *ringLink, f *shm.Flow) {
 	}
 	r.txMu.Lock()
 	o.mem.unref()
+}
+
+// fullLocked is for a datagram that found no room in the pair: it says whether to try all over
+// again, having waited for some.
+func (r *rings) fullLocked(l *ringLink, f *shm.Flow, s *shm.PairSender, wait bool) (again bool) {
+	switch {
+	case s.Over():
+		return false
+	case wait:
+		r.awaitPairLocked(l, f)
+		return true
+	}
+	s.GiveUp()
+	return false
 }
 
 // dropPairsLocked ends the sender's ends: what was put is still read. txMu is held.

@@ -75,8 +75,7 @@ func (r *rings) postLocked(dst netip.AddrPort, p []byte, wait bool) (tag uint64,
 			r.nextTag = tag
 			return tag, nil
 		}
-		if wait && !s.Over() {
-			r.awaitPairLocked(l, f)
+		if r.fullLocked(l, f, s, wait) {
 			return r.postLocked(dst, p, false)
 		}
 	}
