@@ -9,6 +9,8 @@ var steps = []string{
 	"github.com/rdsd/rdsd/cong.",
 	"github.com/rdsd/rdsd/rtrs.",
 	"github.com/rdsd/rdsd/rnbd.",
+	"github.com/rdsd/rdsd/roce.",
+	"github.com/rdsd/rdsd/roce/cm.",
 	"github.com/rdsd/rdsd/node/datagram.(*Local).Unlock",
 	"github.com/rdsd/rdsd/node/datagram.(*Local).carryOut",
 	"github.com/rdsd/rdsd/node/datagram.(*Local).transmit",

@@ -52,7 +52,7 @@ func TestNoDeferredUnlock(t *testing.T) {
 func TestStepsAreFunctions(t *testing.T) {
 	for _, s := range steps {
 		if strings.HasSuffix(s, ".") {
-			if _, err := os.Stat(filepath.Join("..", filepath.Base(strings.TrimSuffix(s, ".")))); err != nil {
+			if _, err := os.Stat(filepath.Join("..", strings.TrimPrefix(strings.TrimSuffix(s, "."), "github.com/rdsd/rdsd/"))); err != nil {
 				t.Errorf("%s: %v", s, err)
 			}
 			continue

@@ -75,8 +75,8 @@ type Node struct {
 	layer   func(name string, d blk.Device) blk.Device // LayerStores; may be nil
 	// tune changes what the volumes are given, for tests; may be nil.
 	tune     func(*volume.Deps)
-	users    *access.Clients // their connections
-	rdma     *rdma           // of volumes; nil: none; set by run
+	users    *access.Clients      // their connections
+	rdma     atomic.Pointer[rdma] // of volumes.rdma; nil: there are no devices
 	limiter  *access.Limiter
 	clients  *client.Front
 	services *service.Front
@@ -138,7 +138,7 @@ func (n *Node) assemble() {
 	n.clients = client.New(room)
 	n.services = service.New(service.Deps{
 		Deps: d, Read: n.core.Read, Host: n.hosts, Clients: n.clients, Users: n.users, Limiter: n.limiter,
-		Volumes: n.volumes.Load, State: n.stateName, HTTPAddr: n.HTTPAddr, Errors: n.loggedErrors,
+		Volumes: n.volumes.Load, RDMA: n.rdmaDevices, State: n.stateName, HTTPAddr: n.HTTPAddr, Errors: n.loggedErrors,
 	})
 }
 

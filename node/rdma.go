@@ -9,6 +9,7 @@ import (
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/node/peers"
+	"github.com/rdsd/rdsd/node/service"
 	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/transport/ib"
 	"github.com/rdsd/rdsd/transport/ib/soft"
@@ -32,19 +33,19 @@ func (n *Node) openRDMA() error {
 	if c.Volumes.RDMA != config.RDMASoft {
 		return nil
 	}
-	n.rdma = &rdma{}
+	r := &rdma{}
 	owed := &peerBytes{memory: n.deps.Memory, of: map[netip.Addr]*peerAccount{}}
 	of := map[netip.Addr]transport.OneSidedProvider{}
 	reactors := n.hosts.Reactors()
 	for i, a := range c.RDS.Addresses {
 		d, err := soft.Open(soft.Config{Addr: a, Reactor: reactors[i%len(reactors)], Charge: owed.charge, Log: n.deps.Log, Guard: n.deps.Guard})
 		if err != nil {
-			n.closeRDMA()
+			r.close(n)
 			return c.Failed("volumes.rdma", fmt.Errorf("volumes.rdma: a device of %v: %w", a, err))
 		}
 		p := ib.New(d)
 		p.Guard, p.Charge = n.deps.Guard, owed.charge
-		n.rdma.devices, n.rdma.links = append(n.rdma.devices, d), append(n.rdma.links, p)
+		r.devices, r.links = append(r.devices, d), append(r.links, p)
 		of[a.Unmap()] = p
 	}
 	// Of a peer on this machine the other end is not the connection's, of which the kernel knows
@@ -53,15 +54,37 @@ func (n *Node) openRDMA() error {
 		Owner: func(_, remote netip.AddrPort) (uint32, error) {
 			return netlocal.OwnerUDP(netip.AddrPortFrom(remote.Addr(), roceUDPPort))
 		}})
+	n.rdma.Store(r)
+	n.deps.Log.Warn("volumes can be reached over RoCEv2, which neither encrypts nor proves who somebody is: whoever can send with a peer's address and learns its numbers speaks for it (volumes.rdma)",
+		"local", c.RDS.Addresses, "port", c.Volumes.RDMAPort)
 	return nil
+}
+
+// rdmaDevices is what metrics tell of the devices.
+func (n *Node) rdmaDevices() (list []service.RDMADevice) {
+	r := n.rdma.Load()
+	if r == nil {
+		return nil
+	}
+	for _, d := range r.devices {
+		s := d.State()
+		x := service.RDMADevice{Addr: s.Addr, MTU: s.MTU, QueuePairs: s.QueuePairs, Overrun: s.RecvOverrun}
+		for _, c := range s.Counters {
+			x.Counters = append(x.Counters, service.RDMACounter{Name: c.Name, Value: c.Value})
+		}
+		list = append(list, x)
+	}
+	return list
 }
 
 // closeRDMA ends the devices, whose links have ended, or end with them.
 func (n *Node) closeRDMA() {
-	r := n.rdma
-	if n.rdma = nil; r == nil {
-		return
+	if r := n.rdma.Swap(nil); r != nil {
+		r.close(n)
 	}
+}
+
+func (r *rdma) close(n *Node) {
 	for i, d := range r.devices {
 		r.links[i].Close()
 		if err := d.Close(); err != nil {

@@ -98,9 +98,8 @@ func TestVolumesOverRDMAAndTCP(t *testing.T) {
 		}
 	}
 	dev.Close()
-	if err := near.Unmap(ctx, m.ID, false); err != nil {
-		t.Fatal(err)
-	}
+	// The daemon hears of that a moment later.
+	await.Until(t, 10*time.Second, "the mapping is not in use", func() bool { return near.Unmap(ctx, m.ID, false) == nil })
 	await.Until(t, 20*time.Second, "the peers' memory given back", func() bool { return charged(nodes[1]) == before })
 }
 

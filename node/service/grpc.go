@@ -57,6 +57,7 @@ type Deps struct {
 	Users    *access.Clients // their connections
 	Limiter  *access.Limiter
 	Volumes  func() *volume.Host                           // nil while there are none
+	RDMA     func() []RDMADevice                           // devices for volumes over RDMA; nil: there never are any
 	State    func() string                                 // of the node: what it is about to do
 	HTTPAddr func() net.Addr                               // where the page for monitoring is; nil: nowhere
 	Errors   func() (list []LoggedError, forgotten uint64) // those of the log, the last one first
@@ -86,7 +87,7 @@ func New(d Deps) *Front {
 	if d.Host != nil {
 		f.hour = webpage.NewKeeper(d.Host)
 	}
-	f.registry = newRegistry(newCollector(f.snapshot, d.Count, d.Guard), newQueueCollector(f.readFigures, d.Guard), newProblemCollector(f.readProblems, d.Guard), newVolumeCollector(f.readVolumes), f.metrics)
+	f.registry = newRegistry(newCollector(f.snapshot, d.Count, d.Guard), newQueueCollector(f.readFigures, d.Guard), newProblemCollector(f.readProblems, d.Guard), newVolumeCollector(f.readVolumes), newRDMACollector(d.RDMA), f.metrics)
 	return f
 }
 

@@ -3,6 +3,7 @@ package service
 import (
 	"flag"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -32,7 +33,7 @@ func metricTable(t *testing.T) string {
 			c.Field(f).SetUint(1)
 		}
 		s.holders = []base.Budget{{Name: "memory of uid 7", Used: 1}}
-	}, n.deps.Count, n.deps.Guard), newQueueCollector(busyFigures, nil), newProblemCollector(busyProblems, nil), newVolumeCollector(busyVolumes))
+	}, n.deps.Count, n.deps.Guard), newQueueCollector(busyFigures, nil), newProblemCollector(busyProblems, nil), newVolumeCollector(busyVolumes), newRDMACollector(busyRDMA))
 	families, err := r.Gather()
 	if err != nil {
 		t.Fatal(err)
@@ -86,4 +87,9 @@ func TestOperationsListsEveryMetric(t *testing.T) {
 			t.Errorf("neither docs/operations.md nor docs/monitoring.md lists %s", name)
 		}
 	}
+}
+
+// busyRDMA is a node with a device.
+func busyRDMA() []RDMADevice {
+	return []RDMADevice{{Addr: netip.MustParseAddr("10.0.0.1"), MTU: 4096, QueuePairs: 3, Counters: []RDMACounter{{"sent_pkts", 7}}}}
 }
