@@ -18,8 +18,8 @@
 // Why the interface asks for what it does stands in docs/adr/0029-verbs-of-a-device.md.
 //
 // RDS over verbs is not there, nor is a device that registers memory by work requests (memory
-// windows): Grant registers in the domain. node/volume is to use the package as it uses
-// transport/tcp; no configuration names it yet.
+// windows): Grant registers in the domain. node makes a Provider for each device, and
+// node/volume uses it as it uses transport/tcp.
 //
 // Goroutines: one for each request to connect that is being answered, ended with the call; all
 // else runs on its caller or on the device's reactor. Locks: link.mu, taken with the locks of a
