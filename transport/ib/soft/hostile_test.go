@@ -183,6 +183,7 @@ func TestFloodOfRequests(t *testing.T) {
 		defer n.mu.Unlock()
 		return req != nil
 	})
+	n.watch(nil) // req stays as it is from now on
 	h := &hostile{t, hb}
 	const flood = 5000
 	to := netip.MustParseAddrPort("10.9.0.2:4791")

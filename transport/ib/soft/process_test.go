@@ -35,6 +35,7 @@ func bePeer(addr string) error {
 	}
 	if _, err = d.Listen(netip.AddrPortFrom(d.cfg.Addr, testPort), func(a ib.Asked) {
 		e := &echo{}
+		var err error
 		if e.q, err = dom.NewQP(depths, e); err == nil {
 			e.slots = make([][]byte, depths.Recvs)
 			for i := range e.slots {
