@@ -35,7 +35,7 @@ func (n *Node) openRDMA() error {
 	}
 	r := &rdma{}
 	owed := &peerBytes{memory: n.deps.Memory, of: map[netip.Addr]*peerAccount{}}
-	of := map[netip.Addr]transport.OneSidedProvider{}
+	of, names := map[netip.Addr]transport.OneSidedProvider{}, map[netip.Addr]string{}
 	reactors := n.hosts.Reactors()
 	for i, a := range c.RDS.Addresses {
 		d, err := soft.Open(soft.Config{Addr: a, Reactor: reactors[i%len(reactors)], Charge: owed.charge, Log: n.deps.Log, Guard: n.deps.Guard})
@@ -46,11 +46,11 @@ func (n *Node) openRDMA() error {
 		p := ib.New(d)
 		p.Guard, p.Charge = n.deps.Guard, owed.charge
 		r.devices, r.links = append(r.devices, d), append(r.links, p)
-		of[a.Unmap()] = p
+		of[a.Unmap()], names[a.Unmap()] = p, d.Info().Name
 	}
 	// Of a peer on this machine the other end is not the connection's, of which the kernel knows
 	// nothing, but the socket that has its address and the port of RoCEv2.
-	n.peers.Use(peers.OneSidedTransport{Name: transportRDMA, Provider: peers.ByAddress(of), Port: c.Volumes.RDMAPort,
+	n.peers.Use(peers.OneSidedTransport{Name: transportRDMA, Provider: peers.ByAddress(of), Port: c.Volumes.RDMAPort, Devices: names,
 		Owner: func(_, remote netip.AddrPort) (uint32, error) {
 			return netlocal.OwnerUDP(netip.AddrPortFrom(remote.Addr(), roceUDPPort))
 		}})

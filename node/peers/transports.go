@@ -22,6 +22,9 @@ type OneSidedTransport struct {
 	// Owner tells who on this machine the other end of a link is, as the kernel knows it. nil:
 	// nobody can tell, and nobody on this machine may be a peer over it.
 	Owner func(local, remote netip.AddrPort) (uid uint32, err error)
+	// Devices are the names of the devices that make the links, by their address; nil: there are
+	// none.
+	Devices map[netip.Addr]string
 }
 
 // Use adds a transport of one-sided links. It is called before OneSided.

@@ -60,32 +60,45 @@ func (s *volumeServer) AddPath(ctx context.Context, r *rdsdv1.VolumePathRequest)
 	if err != nil {
 		return nil, err
 	}
+	if r.GetWait() {
+		if err := h.WaitPath(ctx, r.GetSession(), p.PathSpec, volume.PathConnected); err != nil {
+			return nil, err
+		}
+		for _, now := range h.Paths() {
+			if now.SessionID == p.SessionID && now.Dst == p.Dst && now.Transport == p.Transport && now.State == volume.PathConnected {
+				p = now
+			}
+		}
+	}
 	return volumePathPB(&p, time.Now()), nil
 }
 
-// onPath is a call about one path.
-func (s *volumeServer) onPath(ctx context.Context, what string, r *rdsdv1.VolumePathRequest,
+// onPath is a call about one path, which has the state when it is done.
+func (s *volumeServer) onPath(ctx context.Context, what, state string, r *rdsdv1.VolumePathRequest,
 	do func(h *volume.Host, ctx context.Context, session string, p volume.PathSpec) error) (*rdsdv1.VolumePathResponse, error) {
 	h, err := s.change(ctx, what)
 	if err != nil {
 		return nil, err
 	}
-	return &rdsdv1.VolumePathResponse{}, do(h, ctx, r.GetSession(), pathSpec(r.GetPath()))
+	if err = do(h, ctx, r.GetSession(), pathSpec(r.GetPath())); err == nil && r.GetWait() {
+		err = h.WaitPath(ctx, r.GetSession(), pathSpec(r.GetPath()), state)
+	}
+	return &rdsdv1.VolumePathResponse{}, err
 }
 
 // RemovePath takes a path from a client's session.
 func (s *volumeServer) RemovePath(ctx context.Context, r *rdsdv1.VolumePathRequest) (*rdsdv1.VolumePathResponse, error) {
-	return s.onPath(ctx, "RemovePath", r, (*volume.Host).RemovePath)
+	return s.onPath(ctx, "RemovePath", volume.PathRemoved, r, (*volume.Host).RemovePath)
 }
 
 // DisconnectPath closes a path.
 func (s *volumeServer) DisconnectPath(ctx context.Context, r *rdsdv1.VolumePathRequest) (*rdsdv1.VolumePathResponse, error) {
-	return s.onPath(ctx, "DisconnectPath", r, (*volume.Host).DisconnectPath)
+	return s.onPath(ctx, "DisconnectPath", volume.PathDisconnected, r, (*volume.Host).DisconnectPath)
 }
 
 // ReconnectPath connects a path anew.
 func (s *volumeServer) ReconnectPath(ctx context.Context, r *rdsdv1.VolumePathRequest) (*rdsdv1.VolumePathResponse, error) {
-	return s.onPath(ctx, "ReconnectPath", r, (*volume.Host).ReconnectPath)
+	return s.onPath(ctx, "ReconnectPath", volume.PathConnected, r, (*volume.Host).ReconnectPath)
 }
 
 // SetPolicy changes how a session chooses among its paths.

@@ -85,7 +85,7 @@ func lasted(now, t time.Time) uint64 {
 }
 
 func pathSpec(m *rdsdv1.VolumePathSpec) volume.PathSpec {
-	return volume.PathSpec{Src: m.GetSource(), Dst: m.GetDestination()}
+	return volume.PathSpec{Src: m.GetSource(), Dst: m.GetDestination(), Transport: m.GetTransport()}
 }
 
 func pathSpecs(list []*rdsdv1.VolumePathSpec) []volume.PathSpec {
@@ -104,6 +104,7 @@ func pathSpecPB(p volume.PathSpec) *rdsdv1.VolumePathSpec {
 	m := &rdsdv1.VolumePathSpec{}
 	m.SetSource(p.Src)
 	m.SetDestination(p.Dst)
+	m.SetTransport(p.Transport)
 	return m
 }
 
@@ -276,6 +277,11 @@ func volumePathPB(i *volume.PathInfo, now time.Time) *rdsdv1.VolumePath {
 	if !i.RetryAt.IsZero() {
 		m.SetRetryInNs(uint64(max(i.RetryAt.Sub(now), 0)))
 	}
+	if m.SetTransport(i.Transport); i.Transport == "" {
+		m.SetTransport(volume.TransportTCP)
+	}
+	m.SetDevice(i.Device)
+	m.SetPort(uint32(i.DevicePort))
 	return m
 }
 

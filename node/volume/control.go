@@ -191,7 +191,7 @@ func pathOf[P any](list []P, session string, p PathSpec, ends func(P) (src, dst 
 	case n == 0:
 		return found, rdserr.With(rdserr.ErrNotFound, "session %s has no path %v", session, p)
 	}
-	return found, rdserr.With(rdserr.ErrInvalid, "session %s has %d paths %v; name both ends", session, n, p)
+	return found, rdserr.With(rdserr.ErrInvalid, "session %s has %d paths %v; name both ends, and tcp: or ib:", session, n, p)
 }
 
 // names tells whether p may mean the path from src to dst over via.

@@ -269,6 +269,9 @@ func (h *Host) resolve(ctx context.Context, p PathSpec) (e endpoints, err error)
 	if err == nil && p.Src == "" {
 		e.local = netip.AddrPortFrom(ownSource(h.cfg.Addresses, e.local.Addr(), e.remote.Addr()), 0)
 	}
+	if err == nil {
+		err = e.via.checkDevice(e.local.Addr())
+	}
 	return e, err
 }
 

@@ -271,6 +271,7 @@ func (c *client) pathInfo(p *rtrs.ClientPath) PathInfo {
 	x := p.Info()
 	i := PathInfo{PathSpec: PathSpec{Src: addrText(p.Local), Dst: p.Remote.String(), Transport: c.h.transportOf(p.Ctx).kind()}, Session: c.rt.Name(), SessionID: c.id, Role: RoleClient,
 		State: stateText(x.State), Since: c.h.wall(x.Since), Attempts: x.Attempts, Epoch: uint16(x.Stats.Reconnects + 1)}
+	i.Device, i.DevicePort = c.h.transportOf(p.Ctx).device(p.Local.Addr())
 	if f, _ := p.Ctx.(*life); f != nil && !f.told {
 		i.Conns = f.open
 		if len(f.links) > 0 && f.links[0] != nil {
@@ -303,6 +304,7 @@ func (s *server) pathInfo(p *rtrs.ServerPath) PathInfo {
 	x := p.Info()
 	i := PathInfo{PathSpec: PathSpec{Src: x.Remote.String(), Dst: x.Local.String(), Transport: s.h.transportOf(p.Ctx).kind()}, Session: x.Session, Role: RoleServer,
 		State: stateText(x.State), Since: s.h.wall(x.Since)}
+	i.Device, i.DevicePort = s.h.transportOf(p.Ctx).device(x.Local.Addr())
 	if e := p.Session(); e != nil && s.sessions[e] != nil {
 		i.SessionID = s.sessions[e].id
 	}

@@ -38,18 +38,22 @@ type SessionInfo struct {
 
 // PathInfo describes a path of a session.
 type PathInfo struct {
-	PathSpec         // address and port of both ends, Src the client's
-	Session   string // name
-	SessionID string
-	Role      string
-	State     string // "connecting", "connected", "reconnecting", "disconnected", "closing"
-	Epoch     uint16 // how often it has been connected
-	Conns     int    // connections
-	LastError string
-	ErrorAt   time.Time // when that was
-	Attempts  int       // to connect, that failed in a row
-	RetryAt   time.Time // when it is tried again; zero: it does not wait for that
-	Since     time.Time // it has this state
+	PathSpec // address and port of both ends, Src the client's
+	// Device is the RDMA device of this node that it goes over, DevicePort the port of that
+	// (hca_name, hca_port); "" and 0: none.
+	Device     string
+	DevicePort int
+	Session    string // name
+	SessionID  string
+	Role       string
+	State      string // "connecting", "connected", "reconnecting", "disconnected", "closing"
+	Epoch      uint16 // how often it has been connected
+	Conns      int    // connections
+	LastError  string
+	ErrorAt    time.Time // when that was
+	Attempts   int       // to connect, that failed in a row
+	RetryAt    time.Time // when it is tried again; zero: it does not wait for that
+	Since      time.Time // it has this state
 	PathStats
 }
 

@@ -39,9 +39,10 @@ func TestEveryVolumeCallSaysAll(t *testing.T) {
 	conn := &recordedCalls{}
 	v := &Volumes{rdsdv1.NewVolumeServiceClient(conn)}
 	ctx := context.Background()
-	spec := PathSpec{Src: "10.0.0.1", Dst: "10.0.0.7:9"}
-	path := rdsdv1.VolumePathSpec_builder{Source: "10.0.0.1", Destination: "10.0.0.7:9"}.Build()
+	spec := PathSpec{Src: "10.0.0.1", Dst: "10.0.0.7:9", Transport: TransportIB}
+	path := rdsdv1.VolumePathSpec_builder{Source: "10.0.0.1", Destination: "10.0.0.7:9", Transport: "ib"}.Build()
 	onPath := rdsdv1.VolumePathRequest_builder{Session: "s", Path: path}.Build()
+	wait := rdsdv1.VolumePathRequest_builder{Session: "s", Path: path, Wait: true}.Build()
 	disk, sess := "disk", "m"
 	for _, c := range []struct {
 		method string
@@ -68,6 +69,8 @@ func TestEveryVolumeCallSaysAll(t *testing.T) {
 		{"ListPaths", func() (any, error) { return v.Paths(ctx, "s") }, rdsdv1.VolumeListPathsRequest_builder{Session: "s"}.Build()},
 		{"AddPath", func() (any, error) { return v.AddPath(ctx, "s", spec) }, onPath},
 		{"RemovePath", func() (any, error) { return true, v.RemovePath(ctx, "s", spec) }, onPath},
+		{"RemovePath", func() (any, error) { return true, v.RemovePath(ctx, "s", spec, UntilDone()) }, wait},
+		{"AddPath", func() (any, error) { return v.AddPath(ctx, "s", spec, UntilDone()) }, wait},
 		{"DisconnectPath", func() (any, error) { return true, v.DisconnectPath(ctx, "s", spec) }, onPath},
 		{"ReconnectPath", func() (any, error) { return true, v.ReconnectPath(ctx, "s", spec) }, onPath},
 		{"SetPolicy", func() (any, error) { return true, v.SetPolicy(ctx, "s", PolicyMinLatency) },

@@ -116,13 +116,14 @@ func pathSpecToProto(p PathSpec) *rdsdv1.VolumePathSpec {
 	m := &rdsdv1.VolumePathSpec{}
 	m.SetSource(p.Src)
 	m.SetDestination(p.Dst)
+	m.SetTransport(p.Transport)
 	return m
 }
 
 func pathsToProto(ps []PathSpec) []*rdsdv1.VolumePathSpec { return all(ps, pathSpecToProto) }
 
 func pathSpecFromProto(m *rdsdv1.VolumePathSpec) PathSpec {
-	return PathSpec{Src: m.GetSource(), Dst: m.GetDestination()}
+	return PathSpec{Src: m.GetSource(), Dst: m.GetDestination(), Transport: m.GetTransport()}
 }
 
 // optionalPath is nil for a message that is not there.
@@ -211,6 +212,7 @@ func pathFromProto(m *rdsdv1.VolumePath) VolumePath {
 		Session: m.GetSession(), SessionID: m.GetSessionId(), Role: wordOf(roleWords, m.GetRole()), Src: m.GetSource(), Dst: m.GetDestination(),
 		State: wordOf(pathStateWords, m.GetState()), StateFor: time.Duration(m.GetStateNs()), Epoch: m.GetEpoch(), Connections: int(m.GetConnections()),
 		LastError: m.GetLastError(), ErrorAge: time.Duration(m.GetErrorAgeNs()), Attempts: m.GetAttempts(), RetryIn: time.Duration(m.GetRetryInNs()),
+		Transport: m.GetTransport(), Device: m.GetDevice(), Port: m.GetPort(),
 		CurLatency: time.Duration(m.GetCurLatencyNs()),
 		Reconnects: m.GetReconnects(), ReconnectsFailed: m.GetReconnectsFailed(),
 		Reads: m.GetReads(), ReadBytes: m.GetReadBytes(), Writes: m.GetWrites(), WriteBytes: m.GetWriteBytes(),

@@ -28,8 +28,8 @@ func (v *Volumes) Paths(ctx context.Context, session string) ([]VolumePath, erro
 }
 
 // AddPath adds a path to a client's session.
-func (v *Volumes) AddPath(ctx context.Context, session string, p PathSpec) (*VolumePath, error) {
-	m, err := v.pb.AddPath(ctx, pathRequest(session, p))
+func (v *Volumes) AddPath(ctx context.Context, session string, p PathSpec, opts ...PathOption) (*VolumePath, error) {
+	m, err := v.pb.AddPath(ctx, pathRequest(session, p, opts))
 	if err != nil {
 		return nil, callError(ctx, "add path", err)
 	}
@@ -38,21 +38,21 @@ func (v *Volumes) AddPath(ctx context.Context, session string, p PathSpec) (*Vol
 }
 
 // RemovePath takes a path from a client's session; requests on it move to others.
-func (v *Volumes) RemovePath(ctx context.Context, session string, p PathSpec) error {
-	_, err := v.pb.RemovePath(ctx, pathRequest(session, p))
+func (v *Volumes) RemovePath(ctx context.Context, session string, p PathSpec, opts ...PathOption) error {
+	_, err := v.pb.RemovePath(ctx, pathRequest(session, p, opts))
 	return callError(ctx, "remove path", err)
 }
 
 // DisconnectPath closes a path. A client's stays so until ReconnectPath; one of
 // a server comes back if the client wants it to.
-func (v *Volumes) DisconnectPath(ctx context.Context, session string, p PathSpec) error {
-	_, err := v.pb.DisconnectPath(ctx, pathRequest(session, p))
+func (v *Volumes) DisconnectPath(ctx context.Context, session string, p PathSpec, opts ...PathOption) error {
+	_, err := v.pb.DisconnectPath(ctx, pathRequest(session, p, opts))
 	return callError(ctx, "disconnect path", err)
 }
 
 // ReconnectPath connects a client's path again, at once.
-func (v *Volumes) ReconnectPath(ctx context.Context, session string, p PathSpec) error {
-	_, err := v.pb.ReconnectPath(ctx, pathRequest(session, p))
+func (v *Volumes) ReconnectPath(ctx context.Context, session string, p PathSpec, opts ...PathOption) error {
+	_, err := v.pb.ReconnectPath(ctx, pathRequest(session, p, opts))
 	return callError(ctx, "reconnect path", err)
 }
 
@@ -101,9 +101,23 @@ func (v *Volumes) ResetStats(ctx context.Context, session string, p PathSpec) er
 	return callError(ctx, "reset statistics", err)
 }
 
-func pathRequest(session string, p PathSpec) *rdsdv1.VolumePathRequest {
+func pathRequest(session string, p PathSpec, opts []PathOption) *rdsdv1.VolumePathRequest {
 	req := &rdsdv1.VolumePathRequest{}
 	req.SetSession(session)
 	req.SetPath(pathSpecToProto(p))
+	for _, o := range opts {
+		o(req)
+	}
 	return req
+}
+
+// PathOption is how a call about a path is made.
+type PathOption func(*rdsdv1.VolumePathRequest)
+
+// UntilDone has a call return when it is done, and not when it is begun: AddPath and ReconnectPath when
+// the path is connected, DisconnectPath and RemovePath when its links are closed. The end of
+// the call's context ends the waiting, not what was begun; a path that fails to connect ends it
+// with the reason.
+func UntilDone() PathOption {
+	return func(r *rdsdv1.VolumePathRequest) { r.SetWait(true) }
 }

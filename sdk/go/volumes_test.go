@@ -127,7 +127,7 @@ func TestVolumeRequests(t *testing.T) {
 	ctx := volumeContext(t)
 	_, err := v.Map(ctx, MapSpec{
 		Node: "10.0.0.7:9", Name: "disk", ID: "m", Attach: AttachNBD, SocketPath: "/s", Device: "/dev/nbd3", Session: "a-b",
-		Paths: []PathSpec{{"10.0.0.1", "10.0.0.7"}, {"", "10.1.0.7:9"}}, Policy: "ml", QueueDepth: 64, Access: AccessMigration,
+		Paths: []PathSpec{{Src: "10.0.0.1", Dst: "10.0.0.7"}, {Dst: "10.1.0.7:9"}}, Policy: "ml", QueueDepth: 64, Access: AccessMigration,
 		IOTimeout: time.Second, LossTimeout: time.Minute, OnLoss: OnLossError, Persist: true,
 	})
 	if err != nil {
@@ -154,7 +154,7 @@ func TestVolumeRequests(t *testing.T) {
 		AllowSession: []string{"a*"}, Persist: true}.Build())
 
 	f.answer = rdsdv1.VolumePath_builder{Source: "a", State: rdsdv1.VolumePathState_VOLUME_PATH_STATE_CONNECTED}.Build()
-	p, err := v.AddPath(ctx, "a-b", PathSpec{"x", "y"})
+	p, err := v.AddPath(ctx, "a-b", PathSpec{Src: "x", Dst: "y"})
 	if err != nil || p.Src != "a" || p.State != PathConnected {
 		t.Errorf("%+v, %v", p, err)
 	}

@@ -198,6 +198,8 @@ type VolumeUser struct {
 type PathSpec struct {
 	Src string `json:"source"` // "": chosen by the system
 	Dst string `json:"destination"`
+	// Transport is TransportTCP or TransportIB; "": TCP, and of a path that is there already, either.
+	Transport string `json:"transport,omitempty"`
 }
 
 // MapSpec asks for a mapping. Zero values mean the daemon's defaults.
@@ -323,6 +325,9 @@ type VolumePath struct {
 	ErrorAge    time.Duration `json:"error_age_ns"` // how long ago LastError was; 0 without one
 	Attempts    uint32        `json:"attempts"`     // to connect, in a row, that failed
 	RetryIn     time.Duration `json:"retry_in_ns"`  // when it is tried again; 0: now, or it does not wait for that
+	Transport   string        `json:"transport"`
+	Device      string        `json:"device"` // RDMA device of this node, the kernel's hca_name; "": none
+	Port        uint32        `json:"port"`   // of the device, the kernel's hca_port; 0: none
 
 	CurLatency       time.Duration `json:"cur_latency_ns"` // of the last heartbeat; 0: none yet
 	Reconnects       uint64        `json:"reconnects"`     // that succeeded

@@ -1634,6 +1634,7 @@ type VolumePathSpec struct {
 	state                  protoimpl.MessageState `protogen:"opaque.v1"`
 	xxx_hidden_Source      string                 `protobuf:"bytes,1,opt,name=source"`
 	xxx_hidden_Destination string                 `protobuf:"bytes,2,opt,name=destination"`
+	xxx_hidden_Transport   string                 `protobuf:"bytes,3,opt,name=transport"`
 	unknownFields          protoimpl.UnknownFields
 	sizeCache              protoimpl.SizeCache
 }
@@ -1677,6 +1678,13 @@ func (x *VolumePathSpec) GetDestination() string {
 	return ""
 }
 
+func (x *VolumePathSpec) GetTransport() string {
+	if x != nil {
+		return x.xxx_hidden_Transport
+	}
+	return ""
+}
+
 func (x *VolumePathSpec) SetSource(v string) {
 	x.xxx_hidden_Source = v
 }
@@ -1685,11 +1693,16 @@ func (x *VolumePathSpec) SetDestination(v string) {
 	x.xxx_hidden_Destination = v
 }
 
+func (x *VolumePathSpec) SetTransport(v string) {
+	x.xxx_hidden_Transport = v
+}
+
 type VolumePathSpec_builder struct {
 	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
 
 	Source      string
 	Destination string
+	Transport   string
 }
 
 func (b0 VolumePathSpec_builder) Build() *VolumePathSpec {
@@ -1698,6 +1711,7 @@ func (b0 VolumePathSpec_builder) Build() *VolumePathSpec {
 	_, _ = b, x
 	x.xxx_hidden_Source = b.Source
 	x.xxx_hidden_Destination = b.Destination
+	x.xxx_hidden_Transport = b.Transport
 	return m0
 }
 
@@ -4277,6 +4291,9 @@ type VolumePath struct {
 	xxx_hidden_ErrorAgeNs       uint64                 `protobuf:"varint,20,opt,name=error_age_ns,json=errorAgeNs"`
 	xxx_hidden_Attempts         uint32                 `protobuf:"varint,21,opt,name=attempts"`
 	xxx_hidden_RetryInNs        uint64                 `protobuf:"varint,22,opt,name=retry_in_ns,json=retryInNs"`
+	xxx_hidden_Transport        string                 `protobuf:"bytes,23,opt,name=transport"`
+	xxx_hidden_Device           string                 `protobuf:"bytes,24,opt,name=device"`
+	xxx_hidden_Port             uint32                 `protobuf:"varint,25,opt,name=port"`
 	unknownFields               protoimpl.UnknownFields
 	sizeCache                   protoimpl.SizeCache
 }
@@ -4460,6 +4477,27 @@ func (x *VolumePath) GetRetryInNs() uint64 {
 	return 0
 }
 
+func (x *VolumePath) GetTransport() string {
+	if x != nil {
+		return x.xxx_hidden_Transport
+	}
+	return ""
+}
+
+func (x *VolumePath) GetDevice() string {
+	if x != nil {
+		return x.xxx_hidden_Device
+	}
+	return ""
+}
+
+func (x *VolumePath) GetPort() uint32 {
+	if x != nil {
+		return x.xxx_hidden_Port
+	}
+	return 0
+}
+
 func (x *VolumePath) SetSession(v string) {
 	x.xxx_hidden_Session = v
 }
@@ -4548,6 +4586,18 @@ func (x *VolumePath) SetRetryInNs(v uint64) {
 	x.xxx_hidden_RetryInNs = v
 }
 
+func (x *VolumePath) SetTransport(v string) {
+	x.xxx_hidden_Transport = v
+}
+
+func (x *VolumePath) SetDevice(v string) {
+	x.xxx_hidden_Device = v
+}
+
+func (x *VolumePath) SetPort(v uint32) {
+	x.xxx_hidden_Port = v
+}
+
 type VolumePath_builder struct {
 	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
 
@@ -4573,6 +4623,9 @@ type VolumePath_builder struct {
 	ErrorAgeNs       uint64
 	Attempts         uint32
 	RetryInNs        uint64
+	Transport        string
+	Device           string
+	Port             uint32
 }
 
 func (b0 VolumePath_builder) Build() *VolumePath {
@@ -4601,6 +4654,9 @@ func (b0 VolumePath_builder) Build() *VolumePath {
 	x.xxx_hidden_ErrorAgeNs = b.ErrorAgeNs
 	x.xxx_hidden_Attempts = b.Attempts
 	x.xxx_hidden_RetryInNs = b.RetryInNs
+	x.xxx_hidden_Transport = b.Transport
+	x.xxx_hidden_Device = b.Device
+	x.xxx_hidden_Port = b.Port
 	return m0
 }
 
@@ -4610,6 +4666,7 @@ type VolumePathRequest struct {
 	state              protoimpl.MessageState `protogen:"opaque.v1"`
 	xxx_hidden_Session string                 `protobuf:"bytes,1,opt,name=session"`
 	xxx_hidden_Path    *VolumePathSpec        `protobuf:"bytes,2,opt,name=path"`
+	xxx_hidden_Wait    bool                   `protobuf:"varint,3,opt,name=wait"`
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
 }
@@ -4653,12 +4710,23 @@ func (x *VolumePathRequest) GetPath() *VolumePathSpec {
 	return nil
 }
 
+func (x *VolumePathRequest) GetWait() bool {
+	if x != nil {
+		return x.xxx_hidden_Wait
+	}
+	return false
+}
+
 func (x *VolumePathRequest) SetSession(v string) {
 	x.xxx_hidden_Session = v
 }
 
 func (x *VolumePathRequest) SetPath(v *VolumePathSpec) {
 	x.xxx_hidden_Path = v
+}
+
+func (x *VolumePathRequest) SetWait(v bool) {
+	x.xxx_hidden_Wait = v
 }
 
 func (x *VolumePathRequest) HasPath() bool {
@@ -4677,6 +4745,11 @@ type VolumePathRequest_builder struct {
 
 	Session string
 	Path    *VolumePathSpec
+	// To answer when it is done, and not when it is begun: AddPath and ReconnectPath when the path is
+	// connected, DisconnectPath and RemovePath when its links are closed. The call's deadline ends
+	// the waiting (ETIMEDOUT), and changes nothing about the path; a path that fails to connect
+	// ends it with the reason.
+	Wait bool
 }
 
 func (b0 VolumePathRequest_builder) Build() *VolumePathRequest {
@@ -4685,6 +4758,7 @@ func (b0 VolumePathRequest_builder) Build() *VolumePathRequest {
 	_, _ = b, x
 	x.xxx_hidden_Session = b.Session
 	x.xxx_hidden_Path = b.Path
+	x.xxx_hidden_Wait = b.Wait
 	return m0
 }
 
@@ -5719,10 +5793,11 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"\x15VolumeUnexportRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05force\x18\x02 \x01(\bR\x05force\"\x18\n" +
-	"\x16VolumeUnexportResponse\"J\n" +
+	"\x16VolumeUnexportResponse\"h\n" +
 	"\x0eVolumePathSpec\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12 \n" +
-	"\vdestination\x18\x02 \x01(\tR\vdestination\"\xc6\x05\n" +
+	"\vdestination\x18\x02 \x01(\tR\vdestination\x12\x1c\n" +
+	"\ttransport\x18\x03 \x01(\tR\ttransport\"\xc6\x05\n" +
 	"\x10VolumeMapRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12-\n" +
@@ -5864,7 +5939,7 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"\x16VolumeListPathsRequest\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\"B\n" +
 	"\x17VolumeListPathsResponse\x12'\n" +
-	"\x04path\x18\x01 \x03(\v2\x13.rdsd.v1.VolumePathR\x04path\"\xc4\x05\n" +
+	"\x04path\x18\x01 \x03(\v2\x13.rdsd.v1.VolumePathR\x04path\"\x8e\x06\n" +
 	"\n" +
 	"VolumePath\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12\x1d\n" +
@@ -5896,10 +5971,14 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"\ferror_age_ns\x18\x14 \x01(\x04R\n" +
 	"errorAgeNs\x12\x1a\n" +
 	"\battempts\x18\x15 \x01(\rR\battempts\x12\x1e\n" +
-	"\vretry_in_ns\x18\x16 \x01(\x04R\tretryInNs\"Z\n" +
+	"\vretry_in_ns\x18\x16 \x01(\x04R\tretryInNs\x12\x1c\n" +
+	"\ttransport\x18\x17 \x01(\tR\ttransport\x12\x16\n" +
+	"\x06device\x18\x18 \x01(\tR\x06device\x12\x12\n" +
+	"\x04port\x18\x19 \x01(\rR\x04port\"n\n" +
 	"\x11VolumePathRequest\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12+\n" +
-	"\x04path\x18\x02 \x01(\v2\x17.rdsd.v1.VolumePathSpecR\x04path\"\x14\n" +
+	"\x04path\x18\x02 \x01(\v2\x17.rdsd.v1.VolumePathSpecR\x04path\x12\x12\n" +
+	"\x04wait\x18\x03 \x01(\bR\x04wait\"\x14\n" +
 	"\x12VolumePathResponse\"\x82\x01\n" +
 	"\x16VolumeSetPolicyRequest\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12-\n" +

@@ -292,11 +292,11 @@ func (f *fakeVolumes) ListPaths(_ context.Context, req *rdsdv1.VolumeListPathsRe
 		rdsdv1.VolumePath_builder{
 			Session: "app-store", SessionId: "c1", Role: rdsdv1.VolumeRole_VOLUME_ROLE_CLIENT, Source: "10.0.0.1:40112", Destination: "10.0.0.7:16388",
 			State: rdsdv1.VolumePathState_VOLUME_PATH_STATE_CONNECTED, StateNs: 60e9, Epoch: 2, Connections: 2, CurLatencyNs: 85e3, Reconnects: 1, Reads: 10, ReadBytes: 40960,
-			Writes: 5, WriteBytes: 20480, InFlight: 4, Failovers: 3,
+			Writes: 5, WriteBytes: 20480, InFlight: 4, Failovers: 3, Transport: "ib", Device: "soft-10.0.0.1", Port: 1,
 		}.Build(),
 		rdsdv1.VolumePath_builder{
 			Session: "app-store", SessionId: "c1", Role: rdsdv1.VolumeRole_VOLUME_ROLE_CLIENT, Source: "10.1.0.1:40113", Destination: "10.1.0.7:16388",
-			State: rdsdv1.VolumePathState_VOLUME_PATH_STATE_RECONNECTING, StateNs: 2e9, ReconnectsFailed: 7, LastError: "connection refused",
+			State: rdsdv1.VolumePathState_VOLUME_PATH_STATE_RECONNECTING, StateNs: 2e9, ReconnectsFailed: 7, LastError: "connection refused", Transport: "tcp",
 		}.Build(),
 	}}.Build(), nil
 }
@@ -312,6 +312,9 @@ func (f *fakeVolumes) path(req *rdsdv1.VolumePathRequest) error {
 }
 
 func (f *fakeVolumes) AddPath(_ context.Context, req *rdsdv1.VolumePathRequest) (*rdsdv1.VolumePath, error) {
+	if req.GetWait() && f.path(req) == nil {
+		return nil, rdserr.With(rdserr.ErrTimeout, "the path is not connected in time")
+	}
 	return rdsdv1.VolumePath_builder{Session: req.GetSession()}.Build(), f.path(req)
 }
 

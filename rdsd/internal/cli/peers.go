@@ -137,6 +137,10 @@ type pathRow struct {
 	Kind    string `json:"kind"`    // "lane" or "volume"
 	Session string `json:"session"` // of a path of volumes
 	Role    string `json:"role"`    // of this node in that session
+	// Of a path of volumes.
+	Transport string `json:"transport"`
+	Device    string `json:"device"`
+	Port      uint32 `json:"port"`
 }
 
 func pathRows(peers []rdsd.Peer) []pathRow {
@@ -145,6 +149,7 @@ func pathRows(peers []rdsd.Peer) []pathRow {
 		r := pathRow{Local: l.local, Remote: l.remote, PeerPath: l.PeerPath, Kind: "lane"}
 		if v := l.volume; v != nil {
 			r.Kind, r.Session, r.Role = "volume", v.Session, string(v.Role)
+			r.Transport, r.Device, r.Port = v.Transport, v.Device, v.Port
 			r.LocalEndpoint, r.RemoteEndpoint = v.Src, v.Dst
 			if v.Role == rdsd.RoleServer {
 				r.LocalEndpoint, r.RemoteEndpoint = v.Dst, v.Src
@@ -184,10 +189,18 @@ func (p pathLine) link() string {
 	case v == nil:
 		return p.LocalEndpoint + " > " + p.RemoteEndpoint
 	case v.Role == rdsd.RoleServer:
-		return v.Dst + " < " + v.Src
+		return v.Dst + " < " + v.Src + overSuffix(*v)
 	default:
-		return v.Src + " > " + v.Dst
+		return v.Src + " > " + v.Dst + overSuffix(*v)
 	}
+}
+
+// overSuffix names the transport of a path that is not TCP, and its device.
+func overSuffix(v rdsd.VolumePath) string {
+	if v.Transport == "" || v.Transport == rdsd.TransportTCP {
+		return ""
+	}
+	return " over " + overText(v)
 }
 
 func pathLines(peers []rdsd.Peer) []pathLine {

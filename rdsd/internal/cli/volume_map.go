@@ -38,7 +38,9 @@ NODE is an address or host name, perhaps with a port (store:16388:disk,
 [fd00::7]:disk).
 
 Each --path is a path between an address of this node and one of the other's;
-without one there is one path, to NODE. Requests on a path that is lost go to
+without one there is one path, to NODE. Paths are TCP, or with ib: before them RDMA
+(ib:10.0.0.1,10.0.0.7; a kernel's ip:SRC@ip:DST and gid: are understood), and a session
+may have both; ib:NODE:NAME has one path over RDMA. Requests on a path that is lost go to
 another one. While there is none they wait, or, with --on-loss error, fail after
 --loss-timeout.
 
@@ -46,7 +48,9 @@ Volumes of one node share a session, and its paths, unless --session names
 another. Needs root, the daemon's user or a configured administrator.`,
 		Example: `  rdsd volume map store:disk
   qemu-img info "$(rdsd volume map store:disk --access ro)"
-  rdsd volume map store:disk --as nbd --path 10.0.0.1,10.0.0.7 --path 10.1.0.1,10.1.0.7 --persist`,
+  rdsd volume map store:disk --as nbd --path 10.0.0.1,10.0.0.7 --path 10.1.0.1,10.1.0.7 --persist
+  rdsd volume map ib:store:disk
+  rdsd volume map store:disk --path ib:10.0.0.1,10.0.0.7 --path tcp:10.1.0.1,10.1.0.7`,
 		Args:              needArgs("NODE:NAME", "a node and the name of a volume it exports"),
 		ValidArgsFunction: a.completeNodes,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -68,7 +72,7 @@ another. Needs root, the daemon's user or a configured administrator.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.as, "as", "", "what to make of it: socket (NBD on a Unix socket) or nbd (/dev/nbdN) (default as configured, else socket)")
-	f.StringArrayVar(&o.paths, "path", nil, "a path, SRC,DST or DST; give it again for each further one")
+	f.StringArrayVar(&o.paths, "path", nil, "a path, SRC,DST or DST, with ib: before it for RDMA; give it again for each further one")
 	f.StringVar(&o.policy, "policy", "", "how requests choose among paths: "+policyList()+" (default as configured, else min-inflight)")
 	f.StringVar(&o.access, "access", "rw", "ro; rw: no other writer unless the export is shared; migration: beside one other writer")
 	f.DurationVar(&o.ioTimeout, "io-timeout", 0, "a request that takes longer is told of, and gives a path up that may not live (default as configured, else 30s)")
@@ -92,6 +96,7 @@ another. Needs root, the daemon's user or a configured administrator.`,
 
 // spec checks what can be judged here. The daemon checks the rest.
 func (o *mapOptions) spec(volume string) (s rdsd.MapSpec, err error) {
+	transport, volume := cutTransport(volume)
 	if s.Node, s.Name, err = parseVolume("NODE:NAME", volume); err != nil {
 		return s, err
 	}
@@ -115,7 +120,13 @@ func (o *mapOptions) spec(volume string) (s rdsd.MapSpec, err error) {
 		if err != nil {
 			return s, err
 		}
+		if path.Transport == "" {
+			path.Transport = transport
+		}
 		s.Paths = append(s.Paths, path)
+	}
+	if transport != "" && len(s.Paths) == 0 {
+		s.Paths = []rdsd.PathSpec{{Dst: s.Node, Transport: transport}}
 	}
 	switch {
 	case o.ioTimeout < 0:

@@ -72,32 +72,36 @@ func volumeText(node, name string) string {
 	return node + ":" + name
 }
 
-// parsePath reads SRC,DST; SRC may be empty or left out with its comma.
+// parsePath reads a path; see rdsd.ParsePathSpec.
 func parsePath(what, s string) (rdsd.PathSpec, error) {
-	const right = "write it as SRC,DST, for instance 10.0.0.1,10.0.0.7, or DST alone"
-	src, dst, both := strings.Cut(s, ",")
-	if !both {
-		src, dst = "", s
+	p, err := rdsd.ParsePathSpec(s)
+	if err != nil {
+		return p, usagef("%s: %v; write it as SRC,DST, for instance 10.0.0.1,10.0.0.7, or DST alone, with ib: before it for RDMA", what, err)
 	}
-	switch {
-	case dst == "":
-		return rdsd.PathSpec{}, usagef("%s %q: the destination is missing; %s", what, s, right)
-	case strings.Contains(dst, ","):
-		return rdsd.PathSpec{}, usagef("%s %q: one path is a source and a destination; give %s again for the next", what, s, what)
-	}
-	for _, end := range []string{src, dst} {
-		if strings.ContainsAny(end, " /") {
-			return rdsd.PathSpec{}, usagef("%s %q: %q is neither an address nor a host name; %s", what, s, end, right)
+	return p, nil
+}
+
+// cutTransport takes ib: or tcp: off NODE:NAME. A node of that name is meant if a port or the name of a
+// volume follows.
+func cutTransport(s string) (transport, volume string) {
+	for _, t := range []string{rdsd.TransportIB, rdsd.TransportTCP} {
+		rest, ok := strings.CutPrefix(s, t+":")
+		if host, _, more := strings.Cut(rest, ":"); ok && more && strings.Trim(host, "0123456789") != "" {
+			return t, rest
 		}
 	}
-	return rdsd.PathSpec{Src: src, Dst: dst}, nil
+	return "", s
 }
 
 func pathText(p rdsd.PathSpec) string {
-	if p.Src == "" {
-		return p.Dst
+	s := p.Dst
+	if p.Src != "" {
+		s = p.Src + " > " + p.Dst
 	}
-	return p.Src + " > " + p.Dst
+	if p.Transport != "" && p.Transport != rdsd.TransportTCP {
+		s += " over " + p.Transport
+	}
+	return s
 }
 
 // oneOf reads a word out of a few.

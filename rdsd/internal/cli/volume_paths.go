@@ -181,6 +181,7 @@ var volumePathColumns = []column[rdsd.VolumePath]{
 	{"session", func(p rdsd.VolumePath) any { return p.Session }},
 	{"role", func(p rdsd.VolumePath) any { return p.Role }},
 	{"path", func(p rdsd.VolumePath) any { return p.Src + " > " + p.Dst }},
+	{"over", func(p rdsd.VolumePath) any { return overText(p) }},
 	{"state", func(p rdsd.VolumePath) any { return p.State }},
 	{"for", func(p rdsd.VolumePath) any { return duration(p.StateFor) }},
 	{"latency", func(p rdsd.VolumePath) any { return duration(p.CurLatency) }},
@@ -194,11 +195,20 @@ var volumePathColumns = []column[rdsd.VolumePath]{
 	{"last error", func(p rdsd.VolumePath) any { return trouble(p.LastError, p.ErrorAge, p.Attempts, p.RetryIn) }},
 }
 
+// overText is the transport of a path, and the device and its port if it has one.
+func overText(p rdsd.VolumePath) string {
+	if p.Device == "" {
+		return p.Transport
+	}
+	return fmt.Sprintf("%s %s/%d", p.Transport, p.Device, p.Port)
+}
+
 // pathAction is what can be done to a path.
 type pathAction struct {
 	name, short, long, done string
-	do                      func(v *rdsd.Volumes, ctx context.Context, session string, p rdsd.PathSpec) error
-	knows                   bool // the path is there already, and can be completed
+	do                      func(v *rdsd.Volumes, ctx context.Context, session string, p rdsd.PathSpec, opts ...rdsd.PathOption) error
+	waited                  string // what it is after --wait
+	knows                   bool   // the path is there already, and can be completed
 }
 
 var pathActions = []pathAction{
@@ -206,8 +216,9 @@ var pathActions = []pathAction{
 		name: "add", short: "give a session a further path", done: "added",
 		long: `Add a path to a session of this node's own. It carries requests as soon as it is
 connected.`,
-		do: func(v *rdsd.Volumes, ctx context.Context, session string, p rdsd.PathSpec) error {
-			_, err := v.AddPath(ctx, session, p)
+		waited: "connected",
+		do: func(v *rdsd.Volumes, ctx context.Context, session string, p rdsd.PathSpec, opts ...rdsd.PathOption) error {
+			_, err := v.AddPath(ctx, session, p, opts...)
 			return err
 		},
 	},
@@ -215,27 +226,31 @@ connected.`,
 		name: "remove", short: "take a path from a session", done: "removed", knows: true,
 		long: `Take a path from a session of this node's own for good. Its requests move to the
 others.`,
-		do: (*rdsd.Volumes).RemovePath,
+		do: (*rdsd.Volumes).RemovePath, waited: "removed",
 	},
 	{
 		name: "disconnect", short: "close a path, until it is reconnected", done: "disconnected", knows: true,
 		long: `Close a path. Its requests move to others. One of this node's own stays closed
 until 'paths reconnect'; one another node made to this one comes back if that
 node wants it to.`,
-		do: (*rdsd.Volumes).DisconnectPath,
+		do: (*rdsd.Volumes).DisconnectPath, waited: "disconnected",
 	},
 	{
 		name: "reconnect", short: "connect a path anew, now", done: "reconnecting", knows: true,
 		long: `Connect a path of this node's own anew, now, whatever its state is.`,
-		do:   (*rdsd.Volumes).ReconnectPath,
+		do:   (*rdsd.Volumes).ReconnectPath, waited: "connected",
 	},
 }
 
 func (a *app) pathActionCmd(c pathAction) *cobra.Command {
-	return &cobra.Command{
+	var wait bool
+	cmd := &cobra.Command{
 		Use:   c.name + " SESSION SRC,DST",
 		Short: c.short,
-		Long:  c.long,
+		Long: c.long + `
+
+With --wait the command ends when the path is ` + c.waited + `, after --timeout with exit code
+4, or when it cannot be; without, when that is begun.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 2 {
 				return usagef("a SESSION and a path SRC,DST are meant, but there are %d arguments: %q", len(args), args)
@@ -254,14 +269,21 @@ func (a *app) pathActionCmd(c pathAction) *cobra.Command {
 				return err
 			}
 			return a.volumes(cmd.Context(), func(ctx context.Context, v *rdsd.Volumes) error {
-				if err := c.do(v, ctx, args[0], p); err != nil {
+				var opts []rdsd.PathOption
+				done := c.done
+				if wait {
+					opts, done = append(opts, rdsd.UntilDone()), c.waited
+				}
+				if err := c.do(v, ctx, args[0], p, opts...); err != nil {
 					return err
 				}
 				if !a.json {
-					fmt.Fprintf(a.out, "%s: %s %s\n", args[0], pathText(p), c.done)
+					fmt.Fprintf(a.out, "%s: %s %s\n", args[0], pathText(p), done)
 				}
 				return nil
 			})
 		},
 	}
+	cmd.Flags().BoolVar(&wait, "wait", false, "until it is "+c.waited)
+	return cmd
 }

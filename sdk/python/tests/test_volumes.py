@@ -189,7 +189,19 @@ async def test_a_session_is_changed(volumes: Calls, fake: FakeVolumes) -> None:
     assert fake.request == pb.VolumeSetSessionRequest(session="s")
 
 
+async def test_a_path_is_waited_for(volumes: Calls, fake: FakeVolumes) -> None:
+    fake.answer = pb.VolumePath(transport="ib", device="rdsd0", port=1)
+    p = await volumes("add_path", "s", "ib:a,b", wait=True)
+    assert (p.transport, p.device, p.port) == ("ib", "rdsd0", 1)
+    assert fake.request == pb.VolumePathRequest(session="s", path=IB_PATH, wait=True)
+    fake.answer = pb.VolumePathResponse()
+    for method in ("remove_path", "disconnect_path", "reconnect_path"):
+        await volumes(method, "s", "a,b", wait=True)
+        assert fake.request == pb.VolumePathRequest(session="s", path=PATH, wait=True)
+
+
 PATH = pb.VolumePathSpec(source="a", destination="b")
+IB_PATH = pb.VolumePathSpec(source="a", destination="b", transport="ib")
 
 
 @pytest.mark.parametrize(
@@ -210,6 +222,20 @@ PATH = pb.VolumePathSpec(source="a", destination="b")
             pb.VolumeResizeRequest(mapping="v1"),
             pb.VolumeResizeResponse(size_bytes=9),
             9,
+        ),
+        (
+            "remove_path",
+            ("s", "ib:a,b"),
+            pb.VolumePathRequest(session="s", path=IB_PATH),
+            pb.VolumePathResponse(),
+            None,
+        ),
+        (
+            "remove_path",
+            ("s", rdsd.PathSpec("a", "b", "ib")),
+            pb.VolumePathRequest(session="s", path=IB_PATH),
+            pb.VolumePathResponse(),
+            None,
         ),
         (
             "remove_path",

@@ -226,41 +226,45 @@ class Volumes(Service):
         session: str,
         path: PathLike,
         *,
+        wait: bool = False,
         timeout: Timeout = None,
     ) -> VolumePath:
         """Adds a path to a client's session."""
-        return await self._do(calls.add_path(session, path), timeout)
+        return await self._do(calls.add_path(session, path, wait), timeout)
 
     async def remove_path(
         self,
         session: str,
         path: PathLike,
         *,
+        wait: bool = False,
         timeout: Timeout = None,
     ) -> None:
         """Takes a path from a client's session; requests on it move to others."""
-        await self._do(calls.on_path("RemovePath", session, path), timeout)
+        await self._do(calls.on_path("RemovePath", session, path, wait), timeout)
 
     async def disconnect_path(
         self,
         session: str,
         path: PathLike,
         *,
+        wait: bool = False,
         timeout: Timeout = None,
     ) -> None:
         """Closes a path. A client's stays so until reconnect_path; one of a server comes back
         if the client wants it to."""
-        await self._do(calls.on_path("DisconnectPath", session, path), timeout)
+        await self._do(calls.on_path("DisconnectPath", session, path, wait), timeout)
 
     async def reconnect_path(
         self,
         session: str,
         path: PathLike,
         *,
+        wait: bool = False,
         timeout: Timeout = None,
     ) -> None:
         """Connects a client's path anew, now."""
-        await self._do(calls.on_path("ReconnectPath", session, path), timeout)
+        await self._do(calls.on_path("ReconnectPath", session, path, wait), timeout)
 
     async def set_policy(
         self,

@@ -252,41 +252,47 @@ class Volumes(Service):
         session: str,
         path: PathLike,
         *,
+        wait: bool = False,
         timeout: Timeout = None,
     ) -> VolumePath:
-        """Adds a path to a client's session."""
-        return self._do(calls.add_path(session, path), timeout)
+        """Adds a path to a client's session; wait: until it is connected. A path that fails to
+        connect ends the waiting with the reason, and goes on by itself."""
+        return self._do(calls.add_path(session, path, wait), timeout)
 
     def remove_path(
         self,
         session: str,
         path: PathLike,
         *,
+        wait: bool = False,
         timeout: Timeout = None,
     ) -> None:
-        """Takes a path from a client's session; requests on it move to others."""
-        self._do(calls.on_path("RemovePath", session, path), timeout)
+        """Takes a path from a client's session; requests on it move to others. wait: until its
+        links are closed."""
+        self._do(calls.on_path("RemovePath", session, path, wait), timeout)
 
     def disconnect_path(
         self,
         session: str,
         path: PathLike,
         *,
+        wait: bool = False,
         timeout: Timeout = None,
     ) -> None:
         """Closes a path. A client's stays so until reconnect_path; one of a server comes back
-        if the client wants it to."""
-        self._do(calls.on_path("DisconnectPath", session, path), timeout)
+        if the client wants it to. wait: until its links are closed."""
+        self._do(calls.on_path("DisconnectPath", session, path, wait), timeout)
 
     def reconnect_path(
         self,
         session: str,
         path: PathLike,
         *,
+        wait: bool = False,
         timeout: Timeout = None,
     ) -> None:
-        """Connects a client's path anew, now."""
-        self._do(calls.on_path("ReconnectPath", session, path), timeout)
+        """Connects a client's path anew, now; wait: as for add_path."""
+        self._do(calls.on_path("ReconnectPath", session, path, wait), timeout)
 
     def set_policy(
         self,

@@ -159,16 +159,16 @@ def paths(session: str) -> ServiceCall[tuple[t.VolumePath, ...]]:
     return ServiceCall("ListPaths", request, lambda m: tuple(map(codec.path, m.path)))
 
 
-def _path_request(session: str, path: t.PathLike) -> pb.VolumePathRequest:
-    return pb.VolumePathRequest(session=session, path=codec.to_path(path))
+def _path_request(session: str, path: t.PathLike, wait: bool) -> pb.VolumePathRequest:
+    return pb.VolumePathRequest(session=session, path=codec.to_path(path), wait=wait)
 
 
-def add_path(session: str, path: t.PathLike) -> ServiceCall[t.VolumePath]:
-    return ServiceCall("AddPath", _path_request(session, path), codec.path)
+def add_path(session: str, path: t.PathLike, wait: bool) -> ServiceCall[t.VolumePath]:
+    return ServiceCall("AddPath", _path_request(session, path, wait), codec.path)
 
 
-def on_path(method: str, session: str, path: t.PathLike) -> ServiceCall[None]:
-    return ServiceCall(method, _path_request(session, path), nothing)
+def on_path(method: str, session: str, path: t.PathLike, wait: bool) -> ServiceCall[None]:
+    return ServiceCall(method, _path_request(session, path, wait), nothing)
 
 
 def set_session(

@@ -27,15 +27,22 @@ def policy_word(m: pb.VolumeMapping | pb.VolumeSession) -> str:
 
 
 def to_path(path: t.PathLike) -> pb.VolumePathSpec:
+    transport = ""
     if isinstance(path, str):
+        for known in ("tcp", "ib"):
+            if path.startswith(known + ":"):
+                transport, path = known, path[len(known) + 1 :]
+                break
         src, _, dst = path.rpartition(",")
+    elif len(path) == 3:
+        src, dst, transport = path
     else:
         src, dst = path
-    return pb.VolumePathSpec(source=src.strip(), destination=dst.strip())
+    return pb.VolumePathSpec(source=src.strip(), destination=dst.strip(), transport=transport)
 
 
 def path_spec(m: pb.VolumePathSpec) -> t.PathSpec:
-    return t.PathSpec(m.source, m.destination)
+    return t.PathSpec(m.source, m.destination, m.transport)
 
 
 def seconds(ns: int) -> float:
@@ -196,6 +203,9 @@ def path(m: pb.VolumePath) -> t.VolumePath:
         in_flight=m.in_flight,
         failovers=m.failovers,
         last_error=m.last_error,
+        transport=m.transport,
+        device=m.device,
+        port=m.port,
     )
 
 

@@ -168,10 +168,13 @@ class PathSpec(NamedTuple):
 
     src: str
     dst: str
+    transport: str = ""
+    """"tcp" or "ib" (RDMA); empty: TCP, and of a path that is there already, either."""
 
 
-#: What every call takes as a path: a PathSpec, ("SRC", "DST"), "SRC,DST" or "DST".
-PathLike: TypeAlias = str | tuple[str, str]
+#: What every call takes as a path: a PathSpec, ("SRC", "DST"), "SRC,DST" or "DST", in words with
+#: "tcp:" or "ib:" before it.
+PathLike: TypeAlias = str | tuple[str, str] | PathSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,6 +399,11 @@ class VolumePath:
     failovers: int
     """Requests it took over from others."""
     last_error: str
+    transport: str
+    device: str
+    """RDMA device of this node, the kernel's hca_name; empty: none."""
+    port: int
+    """Of the device, the kernel's hca_port; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -671,18 +671,22 @@ class VolumePathSpec(_message.Message):
 
     SOURCE_FIELD_NUMBER: _builtins.int
     DESTINATION_FIELD_NUMBER: _builtins.int
+    TRANSPORT_FIELD_NUMBER: _builtins.int
     source: _builtins.str
     """empty: chosen by the system"""
     destination: _builtins.str
+    transport: _builtins.str
+    """"tcp", or "ib": RDMA by RoCEv2 or InfiniBand; empty: "tcp", and in a call about a path that is there, any"""
     def __init__(
         self,
         *,
         source: _builtins.str = ...,
         destination: _builtins.str = ...,
+        transport: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["destination", b"destination", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["destination", b"destination", "source", b"source", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1427,6 +1431,9 @@ class VolumePath(_message.Message):
     ERROR_AGE_NS_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     RETRY_IN_NS_FIELD_NUMBER: _builtins.int
+    TRANSPORT_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    PORT_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     """name"""
     session_id: _builtins.str
@@ -1460,6 +1467,12 @@ class VolumePath(_message.Message):
     """to connect, in a row, that failed"""
     retry_in_ns: _builtins.int
     """when it is tried again; 0: now, or not waiting for that"""
+    transport: _builtins.str
+    """"tcp", "ib" """
+    device: _builtins.str
+    """RDMA device, the kernel's hca_name; empty: none"""
+    port: _builtins.int
+    """of it, the kernel's hca_port; 0: none"""
     def __init__(
         self,
         *,
@@ -1485,10 +1498,13 @@ class VolumePath(_message.Message):
         error_age_ns: _builtins.int = ...,
         attempts: _builtins.int = ...,
         retry_in_ns: _builtins.int = ...,
+        transport: _builtins.str = ...,
+        device: _builtins.str = ...,
+        port: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "connections", b"connections", "cur_latency_ns", b"cur_latency_ns", "destination", b"destination", "epoch", b"epoch", "error_age_ns", b"error_age_ns", "failovers", b"failovers", "in_flight", b"in_flight", "last_error", b"last_error", "read_bytes", b"read_bytes", "reads", b"reads", "reconnects", b"reconnects", "reconnects_failed", b"reconnects_failed", "retry_in_ns", b"retry_in_ns", "role", b"role", "session", b"session", "session_id", b"session_id", "source", b"source", "state", b"state", "state_ns", b"state_ns", "write_bytes", b"write_bytes", "writes", b"writes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "connections", b"connections", "cur_latency_ns", b"cur_latency_ns", "destination", b"destination", "device", b"device", "epoch", b"epoch", "error_age_ns", b"error_age_ns", "failovers", b"failovers", "in_flight", b"in_flight", "last_error", b"last_error", "port", b"port", "read_bytes", b"read_bytes", "reads", b"reads", "reconnects", b"reconnects", "reconnects_failed", b"reconnects_failed", "retry_in_ns", b"retry_in_ns", "role", b"role", "session", b"session", "session_id", b"session_id", "source", b"source", "state", b"state", "state_ns", b"state_ns", "transport", b"transport", "write_bytes", b"write_bytes", "writes", b"writes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1504,8 +1520,15 @@ class VolumePathRequest(_message.Message):
 
     SESSION_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
+    WAIT_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     """name or id"""
+    wait: _builtins.bool
+    """To answer when it is done, and not when it is begun: AddPath and ReconnectPath when the path is
+    connected, DisconnectPath and RemovePath when its links are closed. The call's deadline ends
+    the waiting (ETIMEDOUT), and changes nothing about the path; a path that fails to connect
+    ends it with the reason.
+    """
     @_builtins.property
     def path(self) -> Global___VolumePathSpec: ...
     def __init__(
@@ -1513,10 +1536,11 @@ class VolumePathRequest(_message.Message):
         *,
         session: _builtins.str = ...,
         path: Global___VolumePathSpec = ...,
+        wait: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["path", b"path"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "session", b"session", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
