@@ -2,6 +2,8 @@ package vm
 
 import (
 	"context"
+	"errors"
+	"io"
 	"log/slog"
 	"net/netip"
 	"strings"
@@ -20,62 +22,71 @@ const rtrsPort = 1234 // the kernel's default
 // links and the provider, without the daemon around them.
 type node struct {
 	*volume.Host
-	t   *testing.T
-	dev *soft.Device
-	end func()
+	dev  *soft.Device
+	prov *ib.Provider
+	r    *reactor.Reactor
+
+	t *testing.T // nil in a process of its own
 }
 
-// newNode starts a node at an address of our namespace. change may set what the
+// openNode starts a node at an address of our namespace. change may set what the
 // configuration has besides.
-func newNode(t *testing.T, addr netip.Addr, change func(*volume.Config)) *node {
-	t.Helper()
-	log := slog.New(slog.NewTextHandler(testLog{t}, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	r, err := reactor.New(reactor.Options{CPU: -1, SpinFor: -1, Name: "judged"})
-	if err != nil {
-		t.Fatal(err)
+func openNode(addr netip.Addr, stateDir string, out io.Writer, change func(*volume.Config)) (n *node, err error) {
+	log := slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	n = &node{}
+	if n.r, err = reactor.New(reactor.Options{CPU: -1, SpinFor: -1, Name: "judged"}); err != nil {
+		return nil, err
 	}
-	dev, err := soft.Open(soft.Config{Addr: addr, Reactor: r, Log: log, Within: within})
-	if err != nil {
-		r.Close()
-		t.Fatal(err)
+	if n.dev, err = soft.Open(soft.Config{Addr: addr, Reactor: n.r, Log: log, Within: within}); err != nil {
+		n.r.Close()
+		return nil, err
 	}
-	prov := ib.New(dev)
-	cfg := volume.Config{Addresses: []netip.Addr{addr}, Port: rtrsPort, Name: "judged", QueueDepth: 64, MaxIO: 124 << 10, StateDir: t.TempDir()}
+	n.prov = ib.New(n.dev)
+	cfg := volume.Config{Addresses: []netip.Addr{addr}, Port: rtrsPort, Name: "judged", QueueDepth: 64, MaxIO: 124 << 10, StateDir: stateDir}
 	if change != nil {
 		change(&cfg)
 	}
-	h, err := volume.New(cfg, volume.Deps{Provider: prov, Reactors: []*reactor.Reactor{r}, Log: log})
+	if n.Host, err = volume.New(cfg, volume.Deps{Provider: n.prov, Reactors: []*reactor.Reactor{n.r}, Log: log}); err != nil {
+		err = errors.Join(err, n.dev.Close())
+		n.r.Close()
+		return nil, err
+	}
+	return n, nil
+}
+
+// end ends the node in order.
+func (n *node) end() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 40*time.Second)
+	defer cancel()
+	err := n.Close(ctx)
+	n.prov.Close()
+	err = errors.Join(err, n.dev.Close())
+	n.r.Close()
+	return err
+}
+
+// newNode starts a node that ends with the test.
+func newNode(t *testing.T, addr netip.Addr, change func(*volume.Config)) *node {
+	t.Helper()
+	n, err := openNode(addr, t.TempDir(), testLog{t}, change)
 	if err != nil {
-		dev.Close()
-		r.Close()
 		t.Fatal(err)
 	}
-	n := &node{Host: h, t: t, dev: dev}
-	n.end = func() {
-		n.end = func() {}
-		ctx, cancel := context.WithTimeout(context.Background(), 40*time.Second)
-		defer cancel()
-		if err := h.Close(ctx); err != nil {
-			t.Errorf("close: %v", err)
-		}
-		prov.Close()
-		if err := dev.Close(); err != nil {
-			t.Errorf("close of the device: %v", err)
-		}
-		r.Close()
-	}
+	n.t = t
 	t.Cleanup(func() {
 		if t.Failed() {
-			for _, p := range h.Paths() {
+			for _, p := range n.Paths() {
 				t.Logf("%+v", p)
 			}
-			for _, c := range dev.State().Counters {
+			for _, c := range n.dev.State().Counters {
 				if c.Value != 0 {
 					t.Logf("device: %s %d", c.Name, c.Value)
 				}
 			}
 		}
-		n.end()
+		if err := n.end(); err != nil {
+			t.Errorf("the node's end: %v", err)
+		}
 	})
 	return n
 }

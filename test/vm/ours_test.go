@@ -28,7 +28,8 @@ func kernelSide(argv []string) []string {
 	return append([]string{"nsenter", "--net=/proc/1/ns/net"}, argv...)
 }
 
-// topology says which links there are between the kernel's side and ours.
+// topology says which links there are between the kernel's side and ours. The kernel has an
+// address and an rxe device at each of them; we have one address, which is reached by all.
 type topology struct {
 	links int // 0: one
 	mtu   int // of the devices; 0: 1500, which leaves packets of 1024 bytes
@@ -61,7 +62,7 @@ func within(f func()) {
 func (topology) link(i int) link {
 	return link{
 		dev: fmt.Sprintf("k%d", i), peer: fmt.Sprintf("o%d", i),
-		addr: netip.AddrFrom4([4]byte{10, 9, byte(i), 1}), other: netip.AddrFrom4([4]byte{10, 9, byte(i), 2}),
+		addr: netip.AddrFrom4([4]byte{10, 9, byte(i), 1}), other: netip.AddrFrom4([4]byte{10, 9, 0, 2}),
 	}
 }
 
@@ -97,16 +98,25 @@ func between(t *testing.T, limit time.Duration, fresh Fresh, top topology, scena
 func (top topology) make(t *testing.T, links []link) {
 	t.Helper()
 	rdmaModules(t)
+	for _, conf := range []string{"all", "default"} {
+		set(t, "/proc/sys/net/ipv4/conf/"+conf+"/rp_filter", "0")
+	}
 	ip(t, "link set lo up\nnetns add "+ours+"\n-n "+ours+" link set lo up")
 	undo(t, "ip", "netns", "delete", ours)
-	for _, l := range links {
+	for i, l := range links {
 		ip(t, fmt.Sprintf("link add %s type veth peer name %s netns %s", l.dev, l.peer, ours))
 		undo(t, "ip", "link", "delete", l.dev)
 		if top.mtu != 0 {
 			ip(t, fmt.Sprintf("link set %s mtu %d\n-n %s link set %s mtu %d", l.dev, top.mtu, ours, l.peer, top.mtu))
 		}
-		ip(t, fmt.Sprintf("addr add %v/24 dev %s\n-n %s addr add %v/24 dev %s", l.addr, l.dev, ours, l.other, l.peer))
+		ip(t, fmt.Sprintf("addr add %v/24 dev %s\n-n %s addr add 10.9.%d.2/24 dev %s", l.addr, l.dev, ours, i, l.peer))
 		ip(t, fmt.Sprintf("link set %s up\n-n %s link set %s up", l.dev, ours, l.peer))
+		if i > 0 {
+			table := fmt.Sprint(100 + i)
+			ip(t, fmt.Sprintf("route add %v dev %s src %v table %s\nrule add pref %s from %v to %v lookup %s",
+				l.other, l.dev, l.addr, table, table, l.addr, l.other, table))
+			undo(t, "ip", "rule", "delete", "pref", table)
+		}
 		neighbours(t, l, ours)
 		rxe(t, l.dev, l.addr)
 	}

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -70,6 +71,22 @@ func kernelUnmap(t *testing.T, disk string) {
 	t.Errorf("unmap %s: %v", disk, err)
 }
 
+// kernelPaths returns the directories of the paths of a session of the kernel's client.
+func kernelPaths(t *testing.T, session string) []string {
+	t.Helper()
+	list, err := filepath.Glob("/sys/class/rtrs-client/" + session + "/paths/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+// inState waits until a path of the kernel's client is in a state.
+func inState(t *testing.T, path, state string, limit time.Duration) {
+	t.Helper()
+	until(t, filepath.Base(path)+" "+state, limit, func() bool { return read(t, path+"/state") == state })
+}
+
 // disks lists the disks of the kernel's client.
 func disks(t *testing.T) []string {
 	t.Helper()
@@ -82,13 +99,70 @@ func disks(t *testing.T) []string {
 
 // fio writes and reads a disk at random for so many mebibytes and verifies every block by its
 // checksum, while it runs and at the end. It has to find no difference.
-func fio(t *testing.T, disk string, mib int, more ...string) *process {
+func fio(t *testing.T, disk string, mib int) *process {
 	t.Helper()
-	return start(t, append([]string{
+	return start(t, fioArgs(disk, mib)...)
+}
+
+func fioArgs(disk string, mib int) []string {
+	return []string{
 		"fio", "--name=verify", "--filename=" + disk, "--direct=1", "--ioengine=libaio", "--iodepth=16",
 		"--rw=randrw", "--bsrange=4k-64k", fmt.Sprintf("--size=%dm", mib), "--verify=crc32c", "--verify_fatal=1",
 		"--verify_backlog=64", "--fallocate=none", "--thread", "--minimal",
-	}, more...)...)
+	}
+}
+
+// traffic is fio again and again until it is stopped.
+type traffic struct {
+	*process
+	disk string
+	end  string // a file that ends it
+}
+
+// busy begins traffic on a disk.
+func busy(t *testing.T, disk string) *traffic {
+	t.Helper()
+	w := &traffic{disk: disk, end: filepath.Join(t.TempDir(), "end")}
+	one := strings.Join(fioArgs(disk, 4), " ")
+	w.process = start(t, "sh", "-c", fmt.Sprintf("while [ ! -e %s ]; do %s || exit 1; done", w.end, one))
+	w.goesOn(30 * time.Second)
+	return w
+}
+
+// goesOn waits until the disk has completed some requests more.
+func (w *traffic) goesOn(limit time.Duration) {
+	w.t.Helper()
+	from := w.completed()
+	until(w.t, "the traffic goes on", limit, func() bool {
+		select {
+		case <-w.done:
+			w.t.Fatalf("the traffic has ended: %v\n%s", w.err, w.said())
+		default:
+		}
+		return w.completed() > from+40
+	})
+}
+
+// completed is how many reads and writes the disk has completed.
+func (w *traffic) completed() (n int) {
+	f := strings.Fields(read(w.t, "/sys/block/"+filepath.Base(w.disk)+"/stat"))
+	for _, i := range []int{0, 4} {
+		v, err := strconv.Atoi(f[i])
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		n += v
+	}
+	return n
+}
+
+// stop ends the traffic, which must have found no difference.
+func (w *traffic) stop(limit time.Duration) {
+	w.t.Helper()
+	if err := os.WriteFile(w.end, nil, 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+	w.wait(limit)
 }
 
 // fileSystem makes an ext4 on a disk, copies a tree of files there, and compares it after
