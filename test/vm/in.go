@@ -131,7 +131,7 @@ func (g *guest) run(t *testing.T, limit time.Duration) error {
 		return err
 	}
 	mark := fmt.Sprintf("rdsd-vm: %s begins", t.Name())
-	if _, err := g.vm.Run(ctx, nil, "sh", "-c", fmt.Sprintf("echo '%s' > /dev/kmsg", mark)); err != nil {
+	if _, err := g.vm.Run(ctx, nil, "sh", "-c", `echo "$0" > /dev/kmsg`, mark); err != nil {
 		return err
 	}
 	argv := []string{self, "-test.v", "-test.count=1", "-test.timeout=" + limit.String(), "-test.run=^" + strings.ReplaceAll(t.Name(), "/", "$/^") + "$"}
