@@ -29,7 +29,10 @@ func cases[T any](always []T, others ...T) []T {
 	return always
 }
 
-func TestMain(m *testing.M) { Main(m) }
+func TestMain(m *testing.M) {
+	nodeMain()
+	Main(m)
+}
 
 // TestScript runs what -vm.script says: a way to look inside.
 func TestScript(t *testing.T) {
