@@ -20,6 +20,7 @@ var lost = []struct {
 	name     string
 	scenario func(t *testing.T, l []link)
 }{
+	{"the kernel client cut off", cutOfKernelsClient},
 	{"our client cut off", cutToKernelsServer},
 	{"our server killed", ourServerKilled},
 	{"our client killed", ourClientKilled},
@@ -44,6 +45,38 @@ func cut(t *testing.T, l link, is bool) {
 			netem(t, end[0], end[1])
 		}
 	}
+}
+
+func cutOfKernelsClient(t *testing.T, l []link) {
+	load(t, "rnbd-client")
+	n := newNode(t, l[0].other, nil)
+	n.export("disk", 16<<20)
+	disk := kernelMap(t, mapSpec{session: "judge", device: "disk", paths: kernelTo(l)})
+	paths := kernelPaths(t, "judge")
+	w := busy(t, disk)
+	cut(t, l[0], true)
+	begun := time.Now()
+	gone := filepath.Join("/sys/class/rtrs-client/judge/paths", "ip:"+l[0].addr.String()+"@ip:"+l[0].other.String())
+	inState(t, gone, "disconnected", time.Minute)
+	t.Logf("the kernel has noticed after %.0f s", time.Since(begun).Seconds())
+	w.goesOn(time.Minute)
+	until(t, "we have noticed", time.Minute, func() bool {
+		up := 0
+		for _, p := range n.Paths() {
+			if p.State == "connected" {
+				up++
+			}
+		}
+		return up == 1
+	})
+	cut(t, l[0], false)
+	for _, p := range paths {
+		inState(t, p, "connected", 3*time.Minute)
+	}
+	t.Logf("both paths are back after %.0f s", time.Since(begun).Seconds())
+	w.goesOn(time.Minute)
+	w.stop(2 * time.Minute)
+	kernelUnmap(t, disk)
 }
 
 func cutToKernelsServer(t *testing.T, l []link) {
