@@ -58,7 +58,7 @@ func TestRevokesLater(t *testing.T) {
 		t.Errorf("closed with %v", err)
 	}
 	// A link that is to end is told nothing more.
-	x, y = w.started()
+	_, y = w.started()
 	key, _ = y.d.Register(mem)
 	w.locked(func() bool { w.b.Slow = true; return true })
 	y.l.Close()

@@ -204,7 +204,6 @@ type fakeQP struct {
 	said   bool // Disconnect was called
 	sq     []WR // posted, not executed
 	places int  // of the send queue that are taken
-	free   []uint64
 	rq     []Slot
 	slots  int
 	sdone  []Completion
