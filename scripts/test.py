@@ -137,7 +137,7 @@ def main() -> int:
     OUT.mkdir(exist_ok=True)
     tally = Tally()
     heavy = ("/interop", "/interop/kernelnbd", "/internal/simtest", "/internal/volumetest", "/internal/adversary", "/internal/pagetest", "/test/vm")
-    lean = ("blk", "blk/nbd", "node/volume", "rnbd", "rtrs", "transport", "transport/tcp", "shm", "rds", "conn", "wire", "wire/rnbd", "internal/reactor")
+    lean = ("blk", "blk/nbd", "node/volume", "rnbd", "rtrs", "transport", "transport/tcp", "transport/ib", "transport/ib/soft", "roce", "shm", "rds", "conn", "wire", "wire/rnbd", "internal/reactor")
     # The adversary's latencies are at their bars here, in one run below and in the next above: docs/testing.md.
     # Its acts are the same in each run here, and drawn anew by make soak and by hand.
     phases = [

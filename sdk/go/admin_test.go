@@ -54,6 +54,7 @@ var aVolumePath = rdsdv1.VolumePath_builder{
 	Session: "session", SessionId: "id", Role: rdsdv1.VolumeRole_VOLUME_ROLE_SERVER, Source: "src", Destination: "dst",
 	State: rdsdv1.VolumePathState_VOLUME_PATH_STATE_CONNECTED, StateNs: 21, Epoch: 22, Connections: 23, CurLatencyNs: 24, Reconnects: 25, ReconnectsFailed: 26,
 	Reads: 27, ReadBytes: 28, Writes: 29, WriteBytes: 30, InFlight: 31, Failovers: 32, LastError: "broken", ErrorAgeNs: 33, Attempts: 34, RetryInNs: 35,
+	Transport: "ib", Device: "soft-10.0.0.1", Port: 36,
 }.Build()
 
 // TestPeerForVolumes: the state of a peer is that of its lanes; one that has nothing but
