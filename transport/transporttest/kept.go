@@ -127,7 +127,7 @@ func (e *placing) Frame(f *transport.Frame) error {
 // comes to lie there, and that a place half filled at the end is given back.
 func testPlace(t *testing.T, p Provider) {
 	if !p.Caps.Place {
-		t.Skip("the provider lacks: Place")
+		t.Skip("elsewhere: this provider lacks: Place")
 	}
 	for _, refuse := range []bool{false, true} {
 		x, y := dialed(t, p, 0)

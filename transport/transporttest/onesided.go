@@ -90,7 +90,7 @@ func (p *OneSided) grant(t *testing.T, s, peer *side, mem []byte, at uint64) (ke
 func (p *OneSided) need(t *testing.T, can bool, name string) {
 	t.Helper()
 	if !can {
-		t.Skipf("the provider lacks: %s", name)
+		t.Skipf("elsewhere: this provider lacks: %s", name)
 	}
 }
 

@@ -369,7 +369,7 @@ func testUnstarted(t *testing.T, p Provider) {
 
 func testAcked(t *testing.T, p Provider) {
 	if !p.Caps.Acked {
-		t.Skip("the provider lacks: Acked")
+		t.Skip("elsewhere: this provider lacks: Acked")
 	}
 	x, y := connect(t, p, 0, nil)
 	for _, e := range []*end{x, y} {
@@ -397,7 +397,7 @@ func testAcked(t *testing.T, p Provider) {
 
 func testLane(t *testing.T, p Provider) {
 	if !p.Caps.Lane {
-		t.Skip("the provider lacks: Lane")
+		t.Skip("elsewhere: this provider lacks: Lane")
 	}
 	for lane := range wire.MaxLanes {
 		_, y := connect(t, p, lane, nil)
