@@ -98,9 +98,9 @@ func enterRoot() error {
 		},
 		func() error { return mount("tmpfs", layer, "tmpfs", 0, "size=60%") },
 		func() error { return os.MkdirAll(layer+"/upper", 0o755) },
-		func() error { return os.MkdirAll(layer+"/work", 0o755) },
+		func() error { return os.MkdirAll(layer+"/scratch", 0o755) },
 		func() error {
-			return mount("overlay", newRoot, "overlay", 0, "lowerdir="+lower+",upperdir="+layer+"/upper,workdir="+layer+"/work")
+			return mount("overlay", newRoot, "overlay", 0, "lowerdir="+lower+",upperdir="+layer+"/upper,workdir="+layer+"/scratch")
 		},
 		func() error { return unix.Chdir(newRoot) },
 		func() error { return unix.Mount(".", "/", "", unix.MS_MOVE, "") },
