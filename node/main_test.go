@@ -52,7 +52,7 @@ func dial(t *testing.T, cfg *config.Config, opts ...grpc.DialOption) *grpc.Clien
 }
 
 func testContext(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }
