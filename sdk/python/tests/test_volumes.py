@@ -200,6 +200,56 @@ async def test_a_path_is_waited_for(volumes: Calls, fake: FakeVolumes) -> None:
         assert fake.request == pb.VolumePathRequest(session="s", path=PATH, wait=True)
 
 
+@pytest.mark.parametrize(
+    ("text", "src", "dst", "transport"),
+    [
+        ("10.0.0.7", "", "10.0.0.7", ""),
+        ("10.0.0.1,10.0.0.7:1234", "10.0.0.1", "10.0.0.7:1234", ""),
+        (",10.0.0.7", "", "10.0.0.7", ""),
+        ("10.0.0.1, 10.0.0.7", "10.0.0.1", "10.0.0.7", ""),
+        ("tcp:10.0.0.1,10.0.0.7", "10.0.0.1", "10.0.0.7", "tcp"),
+        ("ib:10.0.0.1,10.0.0.7", "10.0.0.1", "10.0.0.7", "ib"),
+        ("ib:store", "", "store", "ib"),
+        ("ib:[fd00::7]:1234", "", "[fd00::7]:1234", "ib"),
+        ("ip:10.0.0.1@ip:10.0.0.7", "10.0.0.1", "10.0.0.7", "ib"),
+        ("ip:10.0.0.7", "", "10.0.0.7", "ib"),
+        ("gid:::ffff:10.0.0.1,gid:::ffff:a00:7", "10.0.0.1", "10.0.0.7", "ib"),
+        ("gid:fd00::1@gid:fd00::7", "fd00::1", "fd00::7", "ib"),
+        ("ib:gid:fd00::7", "", "fd00::7", "ib"),
+    ],
+)
+async def test_paths_in_words(
+    volumes: Calls, fake: FakeVolumes, text: str, src: str, dst: str, transport: str
+) -> None:
+    fake.answer = pb.VolumePath()
+    await volumes("add_path", "s", text)
+    want = pb.VolumePathSpec(source=src, destination=dst, transport=transport)
+    assert fake.request == pb.VolumePathRequest(session="s", path=want)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "destination is missing"),
+        ("ib:", "destination is missing"),
+        ("10.0.0.1,", "destination is missing"),
+        ("a,b,c", "one path is"),
+        ("a@b@c", "one path is"),
+        ("a b", "blanks"),
+        ("a/b", "slashes"),
+        ("gid:10.0.0.7", "a GID is an IPv6 address"),
+        ("gid:x", "a GID is an IPv6 address"),
+        ("gid:::", "a GID is an IPv6 address"),
+        ("tcp:ip:10.0.0.7", "over TCP"),
+        ("tcp:gid:fd00::7", "over TCP"),
+    ],
+)
+async def test_paths_in_wrong_words(volumes: Calls, fake: FakeVolumes, text: str, why: str) -> None:
+    with pytest.raises(rdsd.InvalidArgument, match=why):
+        await volumes("add_path", "s", text)
+    assert fake.request is None
+
+
 PATH = pb.VolumePathSpec(source="a", destination="b")
 IB_PATH = pb.VolumePathSpec(source="a", destination="b", transport="ib")
 

@@ -8,6 +8,7 @@ from typing import Any
 from . import _volumes_types as t
 from ._errors import RdsError, TransportFailed, error_from_errno, make
 from ._types import unpack_host
+from ._volumes_paths import parse_path
 from ._words import word
 from .v1 import volume_pb2 as pb
 
@@ -29,11 +30,7 @@ def policy_word(m: pb.VolumeMapping | pb.VolumeSession) -> str:
 def to_path(path: t.PathLike) -> pb.VolumePathSpec:
     transport = ""
     if isinstance(path, str):
-        for known in ("tcp", "ib"):
-            if path.startswith(known + ":"):
-                transport, path = known, path[len(known) + 1 :]
-                break
-        src, _, dst = path.rpartition(",")
+        src, dst, transport = parse_path(path)
     elif len(path) == 3:
         src, dst, transport = path
     else:

@@ -173,7 +173,8 @@ class PathSpec(NamedTuple):
 
 
 #: What every call takes as a path: a PathSpec, ("SRC", "DST"), "SRC,DST" or "DST", in words with
-#: "tcp:" or "ib:" before it.
+#: "tcp:" or "ib:" before it. A kernel's words are understood too: "ip:SRC@ip:DST", and "gid:"
+#: before the GID of an end.
 PathLike: TypeAlias = str | tuple[str, str] | PathSpec
 
 
