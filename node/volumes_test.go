@@ -249,6 +249,7 @@ func TestVolumesAreForAdministrators(t *testing.T) {
 	for what, call := range map[string]func() error{
 		"Export":     func() error { _, err := v.Export(ctx, &rdsdv1.VolumeExportRequest{}); return err },
 		"Unexport":   func() error { _, err := v.Unexport(ctx, &rdsdv1.VolumeUnexportRequest{}); return err },
+		"ForceClose": func() error { _, err := v.ForceClose(ctx, &rdsdv1.VolumeForceCloseRequest{}); return err },
 		"Map":        func() error { _, err := v.Map(ctx, &rdsdv1.VolumeMapRequest{}); return err },
 		"Unmap":      func() error { _, err := v.Unmap(ctx, &rdsdv1.VolumeUnmapRequest{}); return err },
 		"Remap":      func() error { _, err := v.Remap(ctx, &rdsdv1.VolumeRemapRequest{}); return err },

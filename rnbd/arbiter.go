@@ -94,8 +94,11 @@ func (v *volume) admit(h *handle) error {
 		return nil
 	}
 	for _, o := range v.handles {
-		// This is told apart from another writer: it ends by itself, and the client tries
+		// These are told apart from another writer: they end by themselves, and the client tries
 		// again.
+		if o.writes() && o.state == handleForced {
+			return rdserr.With(ErrBusy, "volume %q: it was taken from session %q, whose requests have not ended yet", h.name, o.sess.rt.Name)
+		}
 		if o.writes() && o.sess.rt.Name == h.sess.rt.Name && o.sess != h.sess {
 			// Writes from before the session was lost are still at the store.
 			return rdserr.With(ErrBusy, "volume %q: requests of an earlier session %q have not ended yet", h.name, h.sess.rt.Name)

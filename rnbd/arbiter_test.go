@@ -213,13 +213,19 @@ func TestTakenFromSession(t *testing.T) {
 	write := e.rawStart(rawWrite, rawIO(rsp.DeviceID, rnbdwire.Write, 0, 0, 512), 512)
 	w.run()
 	late := e.rawStart(rawRead, rawIO(rsp.DeviceID, rnbdwire.Read, 0, 0, 512), 512) // not handed to the store yet
-	if err := w.takeAway(e, "d"); err != nil {
-		t.Fatal(err)
+	if w.srv.ForceClose(w.now, e.sess, "nothing") || !w.srv.ForceClose(w.now, e.sess, "/d") {
+		t.Fatal("another volume was taken, or this one was not")
 	}
 	w.run()
 	wantErr(t, "what was not at the store yet", late.Err, ErrNotOpen)
 	_, err = e.raw(rawRead, rawIO(rsp.DeviceID, rnbdwire.Read, 0, 0, 512), 512)
 	wantErr(t, "a read", err, ErrNotOpen)
+	other := w.newEnd("other", "10.0.0.2", ClientConfig{})
+	other.connectNow()
+	_, err = other.tryMap("d", rw)
+	wantErr(t, "another writer while the last write is at the store", err, ErrBusy)
+	_, err = e.rawOpen("d", rw)
+	wantErr(t, "the session itself", err, ErrBusy)
 	f.Release()
 	w.run()
 	if !write.Ctx.(*rawWait).done || write.Err != nil {
@@ -228,7 +234,9 @@ func TestTakenFromSession(t *testing.T) {
 	if o := w.srv.Open(); len(o) != 1 || !o[0].Forced || o[0].DeviceID != rsp.DeviceID || o[0].Device != nil {
 		t.Errorf("%+v", o)
 	}
-	wantErr(t, "once more", w.takeAway(e, "d"), rdserr.ErrNotFound)
+	if w.srv.ForceClose(w.now, e.sess, "d") {
+		t.Error("it was taken once more")
+	}
 	again, err := e.rawOpen("d", rw)
 	if err != nil || again.DeviceID == rsp.DeviceID {
 		t.Errorf("opened anew: %+v, %v", again, err)
@@ -288,13 +296,10 @@ func TestWhatIsRememberedIsBounded(t *testing.T) {
 	}
 }
 
-// takeAway takes a volume from one session, as Unexport by force does from all.
+// takeAway takes a volume from one session.
 func (w *world) takeAway(e *end, name string) error {
-	if sess, _ := e.sess.Ctx.(*session); sess != nil {
-		if h := sess.named(name); h != nil {
-			w.srv.take(w.now, h)
-			return nil
-		}
+	if !w.srv.ForceClose(w.now, e.sess, name) {
+		return rdserr.ErrNotFound
 	}
-	return rdserr.ErrNotFound
+	return nil
 }

@@ -103,6 +103,14 @@ func (s *Server) ForceUnexport(now time.Duration, name string) error {
 	return nil
 }
 
+// ForceClose takes a volume from one session that has it open, or is opening it, and reports
+// whether there was one. The session may open it again; until then what it asks is ErrNotOpen.
+func (s *Server) ForceClose(now time.Duration, e *rtrs.ServerSession, name string) bool {
+	list := s.using(func(h *handle) bool { return h.sess.rt == e && cleanName(h.name) == cleanName(name) })
+	s.takeAll(now, list)
+	return len(list) > 0
+}
+
 func (s *Server) unexport(e *Export) {
 	delete(s.exports, e.Name)
 	if e.Device != nil && s.volumes[identity(e.Device)] == nil {

@@ -20,7 +20,7 @@ import (
 // others only read. A call that is new in a service has to be put here or in reads.
 var changes = map[string]bool{
 	"DropPath": true, "CancelSent": true, "CloseSocket": true,
-	"Export": true, "Unexport": true, "Map": true, "Unmap": true, "Remap": true, "Info": true, "Resize": true,
+	"Export": true, "Unexport": true, "ForceClose": true, "Map": true, "Unmap": true, "Remap": true, "Info": true, "Resize": true,
 	"AddPath": true, "RemovePath": true, "DisconnectPath": true, "ReconnectPath": true, "SetPolicy": true, "SetSession": true, "ResetStats": true,
 }
 

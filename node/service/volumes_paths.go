@@ -135,6 +135,15 @@ func (s *volumeServer) SetSession(ctx context.Context, r *rdsdv1.VolumeSetSessio
 	return volumeSessionPB(&i, time.Now()), nil
 }
 
+// ForceClose takes an export from one session.
+func (s *volumeServer) ForceClose(ctx context.Context, r *rdsdv1.VolumeForceCloseRequest) (*rdsdv1.VolumeForceCloseResponse, error) {
+	h, err := s.change(ctx, "ForceClose")
+	if err != nil {
+		return nil, err
+	}
+	return &rdsdv1.VolumeForceCloseResponse{}, h.ForceClose(ctx, r.GetExport(), r.GetSession())
+}
+
 // ResetStats sets the statistics of paths to 0.
 func (s *volumeServer) ResetStats(ctx context.Context, r *rdsdv1.VolumeResetStatsRequest) (*rdsdv1.VolumeResetStatsResponse, error) {
 	h, err := s.change(ctx, "ResetStats")

@@ -13,6 +13,7 @@ import (
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rnbd"
+	"github.com/rdsd/rdsd/rtrs"
 )
 
 // export is an export of the configuration or of a call.
@@ -237,6 +238,30 @@ func (h *Host) Unexport(ctx context.Context, name string, force bool) error {
 	h.ev.add(Event{Kind: EventExport, Export: name, State: "removed", Text: "volume " + name + " is not exported any more"})
 	if x.spec.Persist {
 		return h.save()
+	}
+	return nil
+}
+
+// ForceClose takes an export from one session that has it open, named by name or id. The session
+// may open it again.
+func (h *Host) ForceClose(ctx context.Context, export, session string) error {
+	s := h.srv
+	now := s.lock(h.now())
+	defer func() { s.finish(now) }()
+	var found []*rtrs.ServerSession
+	for _, e := range s.rt.Sessions() {
+		if x := s.sessions[e]; e.Name == session || x != nil && x.id == session {
+			found = append(found, e)
+		}
+	}
+	if len(found) == 0 {
+		return rdserr.With(rdserr.ErrNotFound, "there is no session %q of another node", session)
+	}
+	if len(found) > 1 {
+		return rdserr.With(rdserr.ErrInvalid, "there are %d sessions %q of other nodes; name the one that is meant by its id", len(found), session)
+	}
+	if !s.rn.ForceClose(now, found[0], export) {
+		return rdserr.With(rdserr.ErrNotFound, "session %q does not have volume %q open", session, export)
 	}
 	return nil
 }

@@ -28,6 +28,9 @@ func (s *server) openVolumes() []openVolume {
 	defer s.look()()
 	var list []openVolume
 	for _, o := range s.rn.Open() {
+		if o.Forced { // the session has nothing of it but a number
+			continue
+		}
 		v := openVolume{OpenInfo: o, began: s.h.wall(o.Since)}
 		if x := s.sessions[o.Session]; x != nil {
 			v.peer = x.peer.Addr()
@@ -234,7 +237,9 @@ func (s *server) sessionList() (list []SessionInfo, chunks [][]byte) {
 	defer s.look()()
 	open := map[*rtrs.ServerSession][]string{}
 	for _, o := range s.rn.Open() {
-		open[o.Session] = append(open[o.Session], o.Name)
+		if !o.Forced {
+			open[o.Session] = append(open[o.Session], o.Name)
+		}
 	}
 	for _, e := range s.rt.Sessions() {
 		x := s.sessions[e]

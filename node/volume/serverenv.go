@@ -231,6 +231,9 @@ func (e *exportEnv) Event(x rnbd.ServerEvent) {
 			(*server)(e).kernelOpened(x.Session)
 		}
 		ev.Text = fmt.Sprintf("session %s has %v volume %s (%v)", x.Session, x.Kind, x.Name, x.Access)
+		if x.Err != nil {
+			ev.Text = fmt.Sprintf("volume %s (%v) was taken from session %s", x.Name, x.Access, x.Session)
+		}
 	case rnbd.ServerRefused:
 		ev.Text = fmt.Sprintf("session %s may not open volume %s (%v)", x.Session, x.Name, x.Access)
 	default:

@@ -53,6 +53,17 @@ func (v *Volumes) Unexport(ctx context.Context, name string, force bool) error {
 	return callError(ctx, "unexport", err)
 }
 
+// ForceClose takes an export from one session of another node that has it open, named by name
+// or id; the others keep it. What the session asks of it from then on fails (ENOTCONN) until it
+// opens it anew, as a mapping of an rdsd does with Remap.
+func (v *Volumes) ForceClose(ctx context.Context, export, session string) error {
+	req := &rdsdv1.VolumeForceCloseRequest{}
+	req.SetExport(export)
+	req.SetSession(session)
+	_, err := v.pb.ForceClose(ctx, req)
+	return callError(ctx, "force close", err)
+}
+
 // Map makes a volume of another node a block device of the daemon's. It returns
 // when the device can be used; its name is Mapping.Device. ErrExists: the
 // session has it mapped already.

@@ -51,6 +51,8 @@ func TestEveryVolumeCallSaysAll(t *testing.T) {
 	}{
 		{"Unexport", func() (any, error) { return true, v.Unexport(ctx, "disk", true) },
 			rdsdv1.VolumeUnexportRequest_builder{Name: "disk", Force: true}.Build()},
+		{"ForceClose", func() (any, error) { return true, v.ForceClose(ctx, "disk", "s") },
+			rdsdv1.VolumeForceCloseRequest_builder{Export: "disk", Session: "s"}.Build()},
 		{"Unmap", func() (any, error) { return true, v.Unmap(ctx, "m", true) },
 			rdsdv1.VolumeUnmapRequest_builder{Mapping: "m", Force: true}.Build()},
 		{"Remap", func() (any, error) { return v.Remap(ctx, "m") }, rdsdv1.VolumeRemapRequest_builder{Mapping: "m"}.Build()},

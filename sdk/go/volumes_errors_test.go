@@ -21,6 +21,7 @@ func TestEveryVolumeCallTellsItsError(t *testing.T) {
 	}{
 		{"export", func() (any, error) { return v.Export(ctx, ExportSpec{}) }},
 		{"unexport", func() (any, error) { return nil, v.Unexport(ctx, "e", false) }},
+		{"force close", func() (any, error) { return nil, v.ForceClose(ctx, "e", "s") }},
 		{"map", func() (any, error) { return v.Map(ctx, MapSpec{}) }},
 		{"unmap", func() (any, error) { return nil, v.Unmap(ctx, "m", false) }},
 		{"remap", func() (any, error) { return v.Remap(ctx, "m") }},

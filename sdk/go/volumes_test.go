@@ -41,6 +41,10 @@ func answer[T proto.Message](f *fakeVolumes, req proto.Message) (none T, err err
 func (f *fakeVolumes) Export(_ context.Context, r *rdsdv1.VolumeExportRequest) (*rdsdv1.VolumeExport, error) {
 	return answer[*rdsdv1.VolumeExport](f, r)
 }
+func (f *fakeVolumes) ForceClose(_ context.Context, r *rdsdv1.VolumeForceCloseRequest) (*rdsdv1.VolumeForceCloseResponse, error) {
+	return answer[*rdsdv1.VolumeForceCloseResponse](f, r)
+}
+
 func (f *fakeVolumes) Unexport(_ context.Context, r *rdsdv1.VolumeUnexportRequest) (*rdsdv1.VolumeUnexportResponse, error) {
 	return answer[*rdsdv1.VolumeUnexportResponse](f, r)
 }

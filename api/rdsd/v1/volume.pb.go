@@ -1629,6 +1629,120 @@ func (b0 VolumeUnexportResponse_builder) Build() *VolumeUnexportResponse {
 	return m0
 }
 
+type VolumeForceCloseRequest struct {
+	state              protoimpl.MessageState `protogen:"opaque.v1"`
+	xxx_hidden_Export  string                 `protobuf:"bytes,1,opt,name=export"`
+	xxx_hidden_Session string                 `protobuf:"bytes,2,opt,name=session"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
+}
+
+func (x *VolumeForceCloseRequest) Reset() {
+	*x = VolumeForceCloseRequest{}
+	mi := &file_rdsd_v1_volume_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeForceCloseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeForceCloseRequest) ProtoMessage() {}
+
+func (x *VolumeForceCloseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rdsd_v1_volume_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+func (x *VolumeForceCloseRequest) GetExport() string {
+	if x != nil {
+		return x.xxx_hidden_Export
+	}
+	return ""
+}
+
+func (x *VolumeForceCloseRequest) GetSession() string {
+	if x != nil {
+		return x.xxx_hidden_Session
+	}
+	return ""
+}
+
+func (x *VolumeForceCloseRequest) SetExport(v string) {
+	x.xxx_hidden_Export = v
+}
+
+func (x *VolumeForceCloseRequest) SetSession(v string) {
+	x.xxx_hidden_Session = v
+}
+
+type VolumeForceCloseRequest_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	Export  string
+	Session string
+}
+
+func (b0 VolumeForceCloseRequest_builder) Build() *VolumeForceCloseRequest {
+	m0 := &VolumeForceCloseRequest{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.xxx_hidden_Export = b.Export
+	x.xxx_hidden_Session = b.Session
+	return m0
+}
+
+type VolumeForceCloseResponse struct {
+	state         protoimpl.MessageState `protogen:"opaque.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeForceCloseResponse) Reset() {
+	*x = VolumeForceCloseResponse{}
+	mi := &file_rdsd_v1_volume_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeForceCloseResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeForceCloseResponse) ProtoMessage() {}
+
+func (x *VolumeForceCloseResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_rdsd_v1_volume_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+type VolumeForceCloseResponse_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+}
+
+func (b0 VolumeForceCloseResponse_builder) Build() *VolumeForceCloseResponse {
+	m0 := &VolumeForceCloseResponse{}
+	b, x := &b0, m0
+	_, _ = b, x
+	return m0
+}
+
 // From an address of this node to one of the other node.
 type VolumePathSpec struct {
 	state                  protoimpl.MessageState `protogen:"opaque.v1"`
@@ -1641,7 +1755,7 @@ type VolumePathSpec struct {
 
 func (x *VolumePathSpec) Reset() {
 	*x = VolumePathSpec{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[6]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1653,7 +1767,7 @@ func (x *VolumePathSpec) String() string {
 func (*VolumePathSpec) ProtoMessage() {}
 
 func (x *VolumePathSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[6]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1742,7 +1856,7 @@ type VolumeMapRequest struct {
 
 func (x *VolumeMapRequest) Reset() {
 	*x = VolumeMapRequest{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[7]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1754,7 +1868,7 @@ func (x *VolumeMapRequest) String() string {
 func (*VolumeMapRequest) ProtoMessage() {}
 
 func (x *VolumeMapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[7]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2064,7 +2178,7 @@ type VolumeMapping struct {
 
 func (x *VolumeMapping) Reset() {
 	*x = VolumeMapping{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[8]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2076,7 +2190,7 @@ func (x *VolumeMapping) String() string {
 func (*VolumeMapping) ProtoMessage() {}
 
 func (x *VolumeMapping) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[8]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2534,7 +2648,7 @@ type VolumeOpCounters struct {
 
 func (x *VolumeOpCounters) Reset() {
 	*x = VolumeOpCounters{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[9]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2546,7 +2660,7 @@ func (x *VolumeOpCounters) String() string {
 func (*VolumeOpCounters) ProtoMessage() {}
 
 func (x *VolumeOpCounters) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[9]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2696,7 +2810,7 @@ type VolumeUnmapRequest struct {
 
 func (x *VolumeUnmapRequest) Reset() {
 	*x = VolumeUnmapRequest{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[10]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2708,7 +2822,7 @@ func (x *VolumeUnmapRequest) String() string {
 func (*VolumeUnmapRequest) ProtoMessage() {}
 
 func (x *VolumeUnmapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[10]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2765,7 +2879,7 @@ type VolumeUnmapResponse struct {
 
 func (x *VolumeUnmapResponse) Reset() {
 	*x = VolumeUnmapResponse{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[11]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2777,7 +2891,7 @@ func (x *VolumeUnmapResponse) String() string {
 func (*VolumeUnmapResponse) ProtoMessage() {}
 
 func (x *VolumeUnmapResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[11]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2809,7 +2923,7 @@ type VolumeRemapRequest struct {
 
 func (x *VolumeRemapRequest) Reset() {
 	*x = VolumeRemapRequest{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[12]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2821,7 +2935,7 @@ func (x *VolumeRemapRequest) String() string {
 func (*VolumeRemapRequest) ProtoMessage() {}
 
 func (x *VolumeRemapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[12]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2865,7 +2979,7 @@ type VolumeListRequest struct {
 
 func (x *VolumeListRequest) Reset() {
 	*x = VolumeListRequest{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[13]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2877,7 +2991,7 @@ func (x *VolumeListRequest) String() string {
 func (*VolumeListRequest) ProtoMessage() {}
 
 func (x *VolumeListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[13]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2910,7 +3024,7 @@ type VolumeListResponse struct {
 
 func (x *VolumeListResponse) Reset() {
 	*x = VolumeListResponse{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[14]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2922,7 +3036,7 @@ func (x *VolumeListResponse) String() string {
 func (*VolumeListResponse) ProtoMessage() {}
 
 func (x *VolumeListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[14]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2984,7 +3098,7 @@ type VolumeGetRequest struct {
 
 func (x *VolumeGetRequest) Reset() {
 	*x = VolumeGetRequest{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[15]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2996,7 +3110,7 @@ func (x *VolumeGetRequest) String() string {
 func (*VolumeGetRequest) ProtoMessage() {}
 
 func (x *VolumeGetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[15]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3115,7 +3229,7 @@ func (b0 VolumeGetRequest_builder) Build() *VolumeGetRequest {
 type case_VolumeGetRequest_What protoreflect.FieldNumber
 
 func (x case_VolumeGetRequest_What) String() string {
-	md := file_rdsd_v1_volume_proto_msgTypes[15].Descriptor()
+	md := file_rdsd_v1_volume_proto_msgTypes[17].Descriptor()
 	if x == 0 {
 		return "not set"
 	}
@@ -3149,7 +3263,7 @@ type VolumeGetResponse struct {
 
 func (x *VolumeGetResponse) Reset() {
 	*x = VolumeGetResponse{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[16]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3161,7 +3275,7 @@ func (x *VolumeGetResponse) String() string {
 func (*VolumeGetResponse) ProtoMessage() {}
 
 func (x *VolumeGetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[16]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3244,7 +3358,7 @@ type VolumeInfoRequest struct {
 
 func (x *VolumeInfoRequest) Reset() {
 	*x = VolumeInfoRequest{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[17]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3256,7 +3370,7 @@ func (x *VolumeInfoRequest) String() string {
 func (*VolumeInfoRequest) ProtoMessage() {}
 
 func (x *VolumeInfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[17]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3345,7 +3459,7 @@ type VolumeInfoResponse struct {
 
 func (x *VolumeInfoResponse) Reset() {
 	*x = VolumeInfoResponse{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[18]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3357,7 +3471,7 @@ func (x *VolumeInfoResponse) String() string {
 func (*VolumeInfoResponse) ProtoMessage() {}
 
 func (x *VolumeInfoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[18]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3453,7 +3567,7 @@ type VolumeResizeRequest struct {
 
 func (x *VolumeResizeRequest) Reset() {
 	*x = VolumeResizeRequest{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[19]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3465,7 +3579,7 @@ func (x *VolumeResizeRequest) String() string {
 func (*VolumeResizeRequest) ProtoMessage() {}
 
 func (x *VolumeResizeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[19]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3601,7 +3715,7 @@ func (b0 VolumeResizeRequest_builder) Build() *VolumeResizeRequest {
 type case_VolumeResizeRequest_What protoreflect.FieldNumber
 
 func (x case_VolumeResizeRequest_What) String() string {
-	md := file_rdsd_v1_volume_proto_msgTypes[19].Descriptor()
+	md := file_rdsd_v1_volume_proto_msgTypes[21].Descriptor()
 	if x == 0 {
 		return "not set"
 	}
@@ -3635,7 +3749,7 @@ type VolumeResizeResponse struct {
 
 func (x *VolumeResizeResponse) Reset() {
 	*x = VolumeResizeResponse{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[20]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3647,7 +3761,7 @@ func (x *VolumeResizeResponse) String() string {
 func (*VolumeResizeResponse) ProtoMessage() {}
 
 func (x *VolumeResizeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[20]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3691,7 +3805,7 @@ type VolumeListSessionsRequest struct {
 
 func (x *VolumeListSessionsRequest) Reset() {
 	*x = VolumeListSessionsRequest{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[21]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3703,7 +3817,7 @@ func (x *VolumeListSessionsRequest) String() string {
 func (*VolumeListSessionsRequest) ProtoMessage() {}
 
 func (x *VolumeListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[21]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3735,7 +3849,7 @@ type VolumeListSessionsResponse struct {
 
 func (x *VolumeListSessionsResponse) Reset() {
 	*x = VolumeListSessionsResponse{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[22]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3747,7 +3861,7 @@ func (x *VolumeListSessionsResponse) String() string {
 func (*VolumeListSessionsResponse) ProtoMessage() {}
 
 func (x *VolumeListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[22]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3816,7 +3930,7 @@ type VolumeSession struct {
 
 func (x *VolumeSession) Reset() {
 	*x = VolumeSession{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[23]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3828,7 +3942,7 @@ func (x *VolumeSession) String() string {
 func (*VolumeSession) ProtoMessage() {}
 
 func (x *VolumeSession) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[23]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4159,7 +4273,7 @@ type VolumeListPathsRequest struct {
 
 func (x *VolumeListPathsRequest) Reset() {
 	*x = VolumeListPathsRequest{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[24]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4171,7 +4285,7 @@ func (x *VolumeListPathsRequest) String() string {
 func (*VolumeListPathsRequest) ProtoMessage() {}
 
 func (x *VolumeListPathsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[24]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4216,7 +4330,7 @@ type VolumeListPathsResponse struct {
 
 func (x *VolumeListPathsResponse) Reset() {
 	*x = VolumeListPathsResponse{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[25]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4228,7 +4342,7 @@ func (x *VolumeListPathsResponse) String() string {
 func (*VolumeListPathsResponse) ProtoMessage() {}
 
 func (x *VolumeListPathsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[25]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4300,7 +4414,7 @@ type VolumePath struct {
 
 func (x *VolumePath) Reset() {
 	*x = VolumePath{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[26]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4312,7 +4426,7 @@ func (x *VolumePath) String() string {
 func (*VolumePath) ProtoMessage() {}
 
 func (x *VolumePath) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[26]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4673,7 +4787,7 @@ type VolumePathRequest struct {
 
 func (x *VolumePathRequest) Reset() {
 	*x = VolumePathRequest{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[27]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4685,7 +4799,7 @@ func (x *VolumePathRequest) String() string {
 func (*VolumePathRequest) ProtoMessage() {}
 
 func (x *VolumePathRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[27]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4770,7 +4884,7 @@ type VolumePathResponse struct {
 
 func (x *VolumePathResponse) Reset() {
 	*x = VolumePathResponse{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[28]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4782,7 +4896,7 @@ func (x *VolumePathResponse) String() string {
 func (*VolumePathResponse) ProtoMessage() {}
 
 func (x *VolumePathResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[28]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4816,7 +4930,7 @@ type VolumeSetPolicyRequest struct {
 
 func (x *VolumeSetPolicyRequest) Reset() {
 	*x = VolumeSetPolicyRequest{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[29]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4828,7 +4942,7 @@ func (x *VolumeSetPolicyRequest) String() string {
 func (*VolumeSetPolicyRequest) ProtoMessage() {}
 
 func (x *VolumeSetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[29]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4898,7 +5012,7 @@ type VolumeSetPolicyResponse struct {
 
 func (x *VolumeSetPolicyResponse) Reset() {
 	*x = VolumeSetPolicyResponse{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[30]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4910,7 +5024,7 @@ func (x *VolumeSetPolicyResponse) String() string {
 func (*VolumeSetPolicyResponse) ProtoMessage() {}
 
 func (x *VolumeSetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[30]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4947,7 +5061,7 @@ type VolumeSetSessionRequest struct {
 
 func (x *VolumeSetSessionRequest) Reset() {
 	*x = VolumeSetSessionRequest{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[31]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4959,7 +5073,7 @@ func (x *VolumeSetSessionRequest) String() string {
 func (*VolumeSetSessionRequest) ProtoMessage() {}
 
 func (x *VolumeSetSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[31]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5057,7 +5171,7 @@ type VolumeResetStatsRequest struct {
 
 func (x *VolumeResetStatsRequest) Reset() {
 	*x = VolumeResetStatsRequest{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[32]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5069,7 +5183,7 @@ func (x *VolumeResetStatsRequest) String() string {
 func (*VolumeResetStatsRequest) ProtoMessage() {}
 
 func (x *VolumeResetStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[32]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5137,7 +5251,7 @@ type VolumeResetStatsResponse struct {
 
 func (x *VolumeResetStatsResponse) Reset() {
 	*x = VolumeResetStatsResponse{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[33]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5149,7 +5263,7 @@ func (x *VolumeResetStatsResponse) String() string {
 func (*VolumeResetStatsResponse) ProtoMessage() {}
 
 func (x *VolumeResetStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[33]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5181,7 +5295,7 @@ type VolumeCheckRequest struct {
 
 func (x *VolumeCheckRequest) Reset() {
 	*x = VolumeCheckRequest{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[34]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5193,7 +5307,7 @@ func (x *VolumeCheckRequest) String() string {
 func (*VolumeCheckRequest) ProtoMessage() {}
 
 func (x *VolumeCheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[34]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5238,7 +5352,7 @@ type VolumeCheckResponse struct {
 
 func (x *VolumeCheckResponse) Reset() {
 	*x = VolumeCheckResponse{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[35]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5250,7 +5364,7 @@ func (x *VolumeCheckResponse) String() string {
 func (*VolumeCheckResponse) ProtoMessage() {}
 
 func (x *VolumeCheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[35]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5300,7 +5414,7 @@ type VolumeFinding struct {
 
 func (x *VolumeFinding) Reset() {
 	*x = VolumeFinding{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[36]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5312,7 +5426,7 @@ func (x *VolumeFinding) String() string {
 func (*VolumeFinding) ProtoMessage() {}
 
 func (x *VolumeFinding) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[36]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5397,7 +5511,7 @@ type VolumeWatchRequest struct {
 
 func (x *VolumeWatchRequest) Reset() {
 	*x = VolumeWatchRequest{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[37]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5409,7 +5523,7 @@ func (x *VolumeWatchRequest) String() string {
 func (*VolumeWatchRequest) ProtoMessage() {}
 
 func (x *VolumeWatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[37]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5482,7 +5596,7 @@ type VolumeEvent struct {
 
 func (x *VolumeEvent) Reset() {
 	*x = VolumeEvent{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[38]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5494,7 +5608,7 @@ func (x *VolumeEvent) String() string {
 func (*VolumeEvent) ProtoMessage() {}
 
 func (x *VolumeEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[38]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5793,7 +5907,11 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"\x15VolumeUnexportRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05force\x18\x02 \x01(\bR\x05force\"\x18\n" +
-	"\x16VolumeUnexportResponse\"h\n" +
+	"\x16VolumeUnexportResponse\"K\n" +
+	"\x17VolumeForceCloseRequest\x12\x16\n" +
+	"\x06export\x18\x01 \x01(\tR\x06export\x12\x18\n" +
+	"\asession\x18\x02 \x01(\tR\asession\"\x1a\n" +
+	"\x18VolumeForceCloseResponse\"h\n" +
 	"\x0eVolumePathSpec\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12 \n" +
 	"\vdestination\x18\x02 \x01(\tR\vdestination\x12\x1c\n" +
@@ -6101,10 +6219,12 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"\x18VOLUME_EVENT_KIND_EXPORT\x10\x05\x12\x1e\n" +
 	"\x1aVOLUME_EVENT_KIND_FAILOVER\x10\x06\x12\x1c\n" +
 	"\x18VOLUME_EVENT_KIND_RESIZE\x10\a\x12\x1b\n" +
-	"\x17VOLUME_EVENT_KIND_ERROR\x10\b2\x8c\v\n" +
+	"\x17VOLUME_EVENT_KIND_ERROR\x10\b2\xdf\v\n" +
 	"\rVolumeService\x12=\n" +
 	"\x06Export\x12\x1c.rdsd.v1.VolumeExportRequest\x1a\x15.rdsd.v1.VolumeExport\x12K\n" +
-	"\bUnexport\x12\x1e.rdsd.v1.VolumeUnexportRequest\x1a\x1f.rdsd.v1.VolumeUnexportResponse\x128\n" +
+	"\bUnexport\x12\x1e.rdsd.v1.VolumeUnexportRequest\x1a\x1f.rdsd.v1.VolumeUnexportResponse\x12Q\n" +
+	"\n" +
+	"ForceClose\x12 .rdsd.v1.VolumeForceCloseRequest\x1a!.rdsd.v1.VolumeForceCloseResponse\x128\n" +
 	"\x03Map\x12\x19.rdsd.v1.VolumeMapRequest\x1a\x16.rdsd.v1.VolumeMapping\x12B\n" +
 	"\x05Unmap\x12\x1b.rdsd.v1.VolumeUnmapRequest\x1a\x1c.rdsd.v1.VolumeUnmapResponse\x12<\n" +
 	"\x05Remap\x12\x1b.rdsd.v1.VolumeRemapRequest\x1a\x16.rdsd.v1.VolumeMapping\x12?\n" +
@@ -6128,7 +6248,7 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"\x05Watch\x12\x1b.rdsd.v1.VolumeWatchRequest\x1a\x14.rdsd.v1.VolumeEvent0\x01B.Z'github.com/rdsd/rdsd/api/rdsd/v1;rdsdv1\x92\x03\x02\b\x02b\beditionsp\xe8\a"
 
 var file_rdsd_v1_volume_proto_enumTypes = make([]protoimpl.EnumInfo, 13)
-var file_rdsd_v1_volume_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_rdsd_v1_volume_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_rdsd_v1_volume_proto_goTypes = []any{
 	(VolumeKind)(0),                    // 0: rdsd.v1.VolumeKind
 	(VolumeAccess)(0),                  // 1: rdsd.v1.VolumeAccess
@@ -6149,39 +6269,41 @@ var file_rdsd_v1_volume_proto_goTypes = []any{
 	(*VolumeUser)(nil),                 // 16: rdsd.v1.VolumeUser
 	(*VolumeUnexportRequest)(nil),      // 17: rdsd.v1.VolumeUnexportRequest
 	(*VolumeUnexportResponse)(nil),     // 18: rdsd.v1.VolumeUnexportResponse
-	(*VolumePathSpec)(nil),             // 19: rdsd.v1.VolumePathSpec
-	(*VolumeMapRequest)(nil),           // 20: rdsd.v1.VolumeMapRequest
-	(*VolumeMapping)(nil),              // 21: rdsd.v1.VolumeMapping
-	(*VolumeOpCounters)(nil),           // 22: rdsd.v1.VolumeOpCounters
-	(*VolumeUnmapRequest)(nil),         // 23: rdsd.v1.VolumeUnmapRequest
-	(*VolumeUnmapResponse)(nil),        // 24: rdsd.v1.VolumeUnmapResponse
-	(*VolumeRemapRequest)(nil),         // 25: rdsd.v1.VolumeRemapRequest
-	(*VolumeListRequest)(nil),          // 26: rdsd.v1.VolumeListRequest
-	(*VolumeListResponse)(nil),         // 27: rdsd.v1.VolumeListResponse
-	(*VolumeGetRequest)(nil),           // 28: rdsd.v1.VolumeGetRequest
-	(*VolumeGetResponse)(nil),          // 29: rdsd.v1.VolumeGetResponse
-	(*VolumeInfoRequest)(nil),          // 30: rdsd.v1.VolumeInfoRequest
-	(*VolumeInfoResponse)(nil),         // 31: rdsd.v1.VolumeInfoResponse
-	(*VolumeResizeRequest)(nil),        // 32: rdsd.v1.VolumeResizeRequest
-	(*VolumeResizeResponse)(nil),       // 33: rdsd.v1.VolumeResizeResponse
-	(*VolumeListSessionsRequest)(nil),  // 34: rdsd.v1.VolumeListSessionsRequest
-	(*VolumeListSessionsResponse)(nil), // 35: rdsd.v1.VolumeListSessionsResponse
-	(*VolumeSession)(nil),              // 36: rdsd.v1.VolumeSession
-	(*VolumeListPathsRequest)(nil),     // 37: rdsd.v1.VolumeListPathsRequest
-	(*VolumeListPathsResponse)(nil),    // 38: rdsd.v1.VolumeListPathsResponse
-	(*VolumePath)(nil),                 // 39: rdsd.v1.VolumePath
-	(*VolumePathRequest)(nil),          // 40: rdsd.v1.VolumePathRequest
-	(*VolumePathResponse)(nil),         // 41: rdsd.v1.VolumePathResponse
-	(*VolumeSetPolicyRequest)(nil),     // 42: rdsd.v1.VolumeSetPolicyRequest
-	(*VolumeSetPolicyResponse)(nil),    // 43: rdsd.v1.VolumeSetPolicyResponse
-	(*VolumeSetSessionRequest)(nil),    // 44: rdsd.v1.VolumeSetSessionRequest
-	(*VolumeResetStatsRequest)(nil),    // 45: rdsd.v1.VolumeResetStatsRequest
-	(*VolumeResetStatsResponse)(nil),   // 46: rdsd.v1.VolumeResetStatsResponse
-	(*VolumeCheckRequest)(nil),         // 47: rdsd.v1.VolumeCheckRequest
-	(*VolumeCheckResponse)(nil),        // 48: rdsd.v1.VolumeCheckResponse
-	(*VolumeFinding)(nil),              // 49: rdsd.v1.VolumeFinding
-	(*VolumeWatchRequest)(nil),         // 50: rdsd.v1.VolumeWatchRequest
-	(*VolumeEvent)(nil),                // 51: rdsd.v1.VolumeEvent
+	(*VolumeForceCloseRequest)(nil),    // 19: rdsd.v1.VolumeForceCloseRequest
+	(*VolumeForceCloseResponse)(nil),   // 20: rdsd.v1.VolumeForceCloseResponse
+	(*VolumePathSpec)(nil),             // 21: rdsd.v1.VolumePathSpec
+	(*VolumeMapRequest)(nil),           // 22: rdsd.v1.VolumeMapRequest
+	(*VolumeMapping)(nil),              // 23: rdsd.v1.VolumeMapping
+	(*VolumeOpCounters)(nil),           // 24: rdsd.v1.VolumeOpCounters
+	(*VolumeUnmapRequest)(nil),         // 25: rdsd.v1.VolumeUnmapRequest
+	(*VolumeUnmapResponse)(nil),        // 26: rdsd.v1.VolumeUnmapResponse
+	(*VolumeRemapRequest)(nil),         // 27: rdsd.v1.VolumeRemapRequest
+	(*VolumeListRequest)(nil),          // 28: rdsd.v1.VolumeListRequest
+	(*VolumeListResponse)(nil),         // 29: rdsd.v1.VolumeListResponse
+	(*VolumeGetRequest)(nil),           // 30: rdsd.v1.VolumeGetRequest
+	(*VolumeGetResponse)(nil),          // 31: rdsd.v1.VolumeGetResponse
+	(*VolumeInfoRequest)(nil),          // 32: rdsd.v1.VolumeInfoRequest
+	(*VolumeInfoResponse)(nil),         // 33: rdsd.v1.VolumeInfoResponse
+	(*VolumeResizeRequest)(nil),        // 34: rdsd.v1.VolumeResizeRequest
+	(*VolumeResizeResponse)(nil),       // 35: rdsd.v1.VolumeResizeResponse
+	(*VolumeListSessionsRequest)(nil),  // 36: rdsd.v1.VolumeListSessionsRequest
+	(*VolumeListSessionsResponse)(nil), // 37: rdsd.v1.VolumeListSessionsResponse
+	(*VolumeSession)(nil),              // 38: rdsd.v1.VolumeSession
+	(*VolumeListPathsRequest)(nil),     // 39: rdsd.v1.VolumeListPathsRequest
+	(*VolumeListPathsResponse)(nil),    // 40: rdsd.v1.VolumeListPathsResponse
+	(*VolumePath)(nil),                 // 41: rdsd.v1.VolumePath
+	(*VolumePathRequest)(nil),          // 42: rdsd.v1.VolumePathRequest
+	(*VolumePathResponse)(nil),         // 43: rdsd.v1.VolumePathResponse
+	(*VolumeSetPolicyRequest)(nil),     // 44: rdsd.v1.VolumeSetPolicyRequest
+	(*VolumeSetPolicyResponse)(nil),    // 45: rdsd.v1.VolumeSetPolicyResponse
+	(*VolumeSetSessionRequest)(nil),    // 46: rdsd.v1.VolumeSetSessionRequest
+	(*VolumeResetStatsRequest)(nil),    // 47: rdsd.v1.VolumeResetStatsRequest
+	(*VolumeResetStatsResponse)(nil),   // 48: rdsd.v1.VolumeResetStatsResponse
+	(*VolumeCheckRequest)(nil),         // 49: rdsd.v1.VolumeCheckRequest
+	(*VolumeCheckResponse)(nil),        // 50: rdsd.v1.VolumeCheckResponse
+	(*VolumeFinding)(nil),              // 51: rdsd.v1.VolumeFinding
+	(*VolumeWatchRequest)(nil),         // 52: rdsd.v1.VolumeWatchRequest
+	(*VolumeEvent)(nil),                // 53: rdsd.v1.VolumeEvent
 }
 var file_rdsd_v1_volume_proto_depIdxs = []int32{
 	0,  // 0: rdsd.v1.VolumeExportRequest.kind:type_name -> rdsd.v1.VolumeKind
@@ -6190,10 +6312,10 @@ var file_rdsd_v1_volume_proto_depIdxs = []int32{
 	6,  // 3: rdsd.v1.VolumeExport.state:type_name -> rdsd.v1.VolumeExportState
 	15, // 4: rdsd.v1.VolumeExport.info:type_name -> rdsd.v1.VolumeInfo
 	16, // 5: rdsd.v1.VolumeExport.user:type_name -> rdsd.v1.VolumeUser
-	22, // 6: rdsd.v1.VolumeExport.operation:type_name -> rdsd.v1.VolumeOpCounters
+	24, // 6: rdsd.v1.VolumeExport.operation:type_name -> rdsd.v1.VolumeOpCounters
 	1,  // 7: rdsd.v1.VolumeUser.access:type_name -> rdsd.v1.VolumeAccess
 	2,  // 8: rdsd.v1.VolumeMapRequest.attach:type_name -> rdsd.v1.VolumeAttach
-	19, // 9: rdsd.v1.VolumeMapRequest.path:type_name -> rdsd.v1.VolumePathSpec
+	21, // 9: rdsd.v1.VolumeMapRequest.path:type_name -> rdsd.v1.VolumePathSpec
 	3,  // 10: rdsd.v1.VolumeMapRequest.policy:type_name -> rdsd.v1.VolumePolicy
 	1,  // 11: rdsd.v1.VolumeMapRequest.access:type_name -> rdsd.v1.VolumeAccess
 	4,  // 12: rdsd.v1.VolumeMapRequest.on_loss:type_name -> rdsd.v1.VolumeOnLoss
@@ -6202,77 +6324,79 @@ var file_rdsd_v1_volume_proto_depIdxs = []int32{
 	8,  // 15: rdsd.v1.VolumeMapping.state:type_name -> rdsd.v1.VolumeMappingState
 	15, // 16: rdsd.v1.VolumeMapping.info:type_name -> rdsd.v1.VolumeInfo
 	1,  // 17: rdsd.v1.VolumeMapping.access:type_name -> rdsd.v1.VolumeAccess
-	19, // 18: rdsd.v1.VolumeMapping.path:type_name -> rdsd.v1.VolumePathSpec
+	21, // 18: rdsd.v1.VolumeMapping.path:type_name -> rdsd.v1.VolumePathSpec
 	3,  // 19: rdsd.v1.VolumeMapping.policy:type_name -> rdsd.v1.VolumePolicy
 	4,  // 20: rdsd.v1.VolumeMapping.on_loss:type_name -> rdsd.v1.VolumeOnLoss
-	19, // 21: rdsd.v1.VolumeMapping.address:type_name -> rdsd.v1.VolumePathSpec
-	22, // 22: rdsd.v1.VolumeMapping.operation:type_name -> rdsd.v1.VolumeOpCounters
+	21, // 21: rdsd.v1.VolumeMapping.address:type_name -> rdsd.v1.VolumePathSpec
+	24, // 22: rdsd.v1.VolumeMapping.operation:type_name -> rdsd.v1.VolumeOpCounters
 	5,  // 23: rdsd.v1.VolumeMapping.unfenced:type_name -> rdsd.v1.VolumeUnfenced
 	14, // 24: rdsd.v1.VolumeListResponse.export:type_name -> rdsd.v1.VolumeExport
-	21, // 25: rdsd.v1.VolumeListResponse.mapping:type_name -> rdsd.v1.VolumeMapping
+	23, // 25: rdsd.v1.VolumeListResponse.mapping:type_name -> rdsd.v1.VolumeMapping
 	14, // 26: rdsd.v1.VolumeGetResponse.export:type_name -> rdsd.v1.VolumeExport
-	21, // 27: rdsd.v1.VolumeGetResponse.mapping:type_name -> rdsd.v1.VolumeMapping
-	19, // 28: rdsd.v1.VolumeInfoRequest.path:type_name -> rdsd.v1.VolumePathSpec
+	23, // 27: rdsd.v1.VolumeGetResponse.mapping:type_name -> rdsd.v1.VolumeMapping
+	21, // 28: rdsd.v1.VolumeInfoRequest.path:type_name -> rdsd.v1.VolumePathSpec
 	15, // 29: rdsd.v1.VolumeInfoResponse.info:type_name -> rdsd.v1.VolumeInfo
-	36, // 30: rdsd.v1.VolumeListSessionsResponse.session:type_name -> rdsd.v1.VolumeSession
+	38, // 30: rdsd.v1.VolumeListSessionsResponse.session:type_name -> rdsd.v1.VolumeSession
 	10, // 31: rdsd.v1.VolumeSession.role:type_name -> rdsd.v1.VolumeRole
 	3,  // 32: rdsd.v1.VolumeSession.policy:type_name -> rdsd.v1.VolumePolicy
 	4,  // 33: rdsd.v1.VolumeSession.on_loss:type_name -> rdsd.v1.VolumeOnLoss
 	5,  // 34: rdsd.v1.VolumeSession.unfenced:type_name -> rdsd.v1.VolumeUnfenced
-	39, // 35: rdsd.v1.VolumeListPathsResponse.path:type_name -> rdsd.v1.VolumePath
+	41, // 35: rdsd.v1.VolumeListPathsResponse.path:type_name -> rdsd.v1.VolumePath
 	10, // 36: rdsd.v1.VolumePath.role:type_name -> rdsd.v1.VolumeRole
 	9,  // 37: rdsd.v1.VolumePath.state:type_name -> rdsd.v1.VolumePathState
-	19, // 38: rdsd.v1.VolumePathRequest.path:type_name -> rdsd.v1.VolumePathSpec
+	21, // 38: rdsd.v1.VolumePathRequest.path:type_name -> rdsd.v1.VolumePathSpec
 	3,  // 39: rdsd.v1.VolumeSetPolicyRequest.policy:type_name -> rdsd.v1.VolumePolicy
 	5,  // 40: rdsd.v1.VolumeSetSessionRequest.unfenced:type_name -> rdsd.v1.VolumeUnfenced
-	19, // 41: rdsd.v1.VolumeResetStatsRequest.path:type_name -> rdsd.v1.VolumePathSpec
-	49, // 42: rdsd.v1.VolumeCheckResponse.finding:type_name -> rdsd.v1.VolumeFinding
+	21, // 41: rdsd.v1.VolumeResetStatsRequest.path:type_name -> rdsd.v1.VolumePathSpec
+	51, // 42: rdsd.v1.VolumeCheckResponse.finding:type_name -> rdsd.v1.VolumeFinding
 	11, // 43: rdsd.v1.VolumeFinding.severity:type_name -> rdsd.v1.VolumeSeverity
 	12, // 44: rdsd.v1.VolumeEvent.kind:type_name -> rdsd.v1.VolumeEventKind
 	10, // 45: rdsd.v1.VolumeEvent.role:type_name -> rdsd.v1.VolumeRole
-	19, // 46: rdsd.v1.VolumeEvent.path:type_name -> rdsd.v1.VolumePathSpec
+	21, // 46: rdsd.v1.VolumeEvent.path:type_name -> rdsd.v1.VolumePathSpec
 	13, // 47: rdsd.v1.VolumeService.Export:input_type -> rdsd.v1.VolumeExportRequest
 	17, // 48: rdsd.v1.VolumeService.Unexport:input_type -> rdsd.v1.VolumeUnexportRequest
-	20, // 49: rdsd.v1.VolumeService.Map:input_type -> rdsd.v1.VolumeMapRequest
-	23, // 50: rdsd.v1.VolumeService.Unmap:input_type -> rdsd.v1.VolumeUnmapRequest
-	25, // 51: rdsd.v1.VolumeService.Remap:input_type -> rdsd.v1.VolumeRemapRequest
-	26, // 52: rdsd.v1.VolumeService.List:input_type -> rdsd.v1.VolumeListRequest
-	28, // 53: rdsd.v1.VolumeService.Get:input_type -> rdsd.v1.VolumeGetRequest
-	30, // 54: rdsd.v1.VolumeService.Info:input_type -> rdsd.v1.VolumeInfoRequest
-	32, // 55: rdsd.v1.VolumeService.Resize:input_type -> rdsd.v1.VolumeResizeRequest
-	34, // 56: rdsd.v1.VolumeService.ListSessions:input_type -> rdsd.v1.VolumeListSessionsRequest
-	37, // 57: rdsd.v1.VolumeService.ListPaths:input_type -> rdsd.v1.VolumeListPathsRequest
-	40, // 58: rdsd.v1.VolumeService.AddPath:input_type -> rdsd.v1.VolumePathRequest
-	40, // 59: rdsd.v1.VolumeService.RemovePath:input_type -> rdsd.v1.VolumePathRequest
-	40, // 60: rdsd.v1.VolumeService.DisconnectPath:input_type -> rdsd.v1.VolumePathRequest
-	40, // 61: rdsd.v1.VolumeService.ReconnectPath:input_type -> rdsd.v1.VolumePathRequest
-	42, // 62: rdsd.v1.VolumeService.SetPolicy:input_type -> rdsd.v1.VolumeSetPolicyRequest
-	44, // 63: rdsd.v1.VolumeService.SetSession:input_type -> rdsd.v1.VolumeSetSessionRequest
-	45, // 64: rdsd.v1.VolumeService.ResetStats:input_type -> rdsd.v1.VolumeResetStatsRequest
-	47, // 65: rdsd.v1.VolumeService.Check:input_type -> rdsd.v1.VolumeCheckRequest
-	50, // 66: rdsd.v1.VolumeService.Watch:input_type -> rdsd.v1.VolumeWatchRequest
-	14, // 67: rdsd.v1.VolumeService.Export:output_type -> rdsd.v1.VolumeExport
-	18, // 68: rdsd.v1.VolumeService.Unexport:output_type -> rdsd.v1.VolumeUnexportResponse
-	21, // 69: rdsd.v1.VolumeService.Map:output_type -> rdsd.v1.VolumeMapping
-	24, // 70: rdsd.v1.VolumeService.Unmap:output_type -> rdsd.v1.VolumeUnmapResponse
-	21, // 71: rdsd.v1.VolumeService.Remap:output_type -> rdsd.v1.VolumeMapping
-	27, // 72: rdsd.v1.VolumeService.List:output_type -> rdsd.v1.VolumeListResponse
-	29, // 73: rdsd.v1.VolumeService.Get:output_type -> rdsd.v1.VolumeGetResponse
-	31, // 74: rdsd.v1.VolumeService.Info:output_type -> rdsd.v1.VolumeInfoResponse
-	33, // 75: rdsd.v1.VolumeService.Resize:output_type -> rdsd.v1.VolumeResizeResponse
-	35, // 76: rdsd.v1.VolumeService.ListSessions:output_type -> rdsd.v1.VolumeListSessionsResponse
-	38, // 77: rdsd.v1.VolumeService.ListPaths:output_type -> rdsd.v1.VolumeListPathsResponse
-	39, // 78: rdsd.v1.VolumeService.AddPath:output_type -> rdsd.v1.VolumePath
-	41, // 79: rdsd.v1.VolumeService.RemovePath:output_type -> rdsd.v1.VolumePathResponse
-	41, // 80: rdsd.v1.VolumeService.DisconnectPath:output_type -> rdsd.v1.VolumePathResponse
-	41, // 81: rdsd.v1.VolumeService.ReconnectPath:output_type -> rdsd.v1.VolumePathResponse
-	43, // 82: rdsd.v1.VolumeService.SetPolicy:output_type -> rdsd.v1.VolumeSetPolicyResponse
-	36, // 83: rdsd.v1.VolumeService.SetSession:output_type -> rdsd.v1.VolumeSession
-	46, // 84: rdsd.v1.VolumeService.ResetStats:output_type -> rdsd.v1.VolumeResetStatsResponse
-	48, // 85: rdsd.v1.VolumeService.Check:output_type -> rdsd.v1.VolumeCheckResponse
-	51, // 86: rdsd.v1.VolumeService.Watch:output_type -> rdsd.v1.VolumeEvent
-	67, // [67:87] is the sub-list for method output_type
-	47, // [47:67] is the sub-list for method input_type
+	19, // 49: rdsd.v1.VolumeService.ForceClose:input_type -> rdsd.v1.VolumeForceCloseRequest
+	22, // 50: rdsd.v1.VolumeService.Map:input_type -> rdsd.v1.VolumeMapRequest
+	25, // 51: rdsd.v1.VolumeService.Unmap:input_type -> rdsd.v1.VolumeUnmapRequest
+	27, // 52: rdsd.v1.VolumeService.Remap:input_type -> rdsd.v1.VolumeRemapRequest
+	28, // 53: rdsd.v1.VolumeService.List:input_type -> rdsd.v1.VolumeListRequest
+	30, // 54: rdsd.v1.VolumeService.Get:input_type -> rdsd.v1.VolumeGetRequest
+	32, // 55: rdsd.v1.VolumeService.Info:input_type -> rdsd.v1.VolumeInfoRequest
+	34, // 56: rdsd.v1.VolumeService.Resize:input_type -> rdsd.v1.VolumeResizeRequest
+	36, // 57: rdsd.v1.VolumeService.ListSessions:input_type -> rdsd.v1.VolumeListSessionsRequest
+	39, // 58: rdsd.v1.VolumeService.ListPaths:input_type -> rdsd.v1.VolumeListPathsRequest
+	42, // 59: rdsd.v1.VolumeService.AddPath:input_type -> rdsd.v1.VolumePathRequest
+	42, // 60: rdsd.v1.VolumeService.RemovePath:input_type -> rdsd.v1.VolumePathRequest
+	42, // 61: rdsd.v1.VolumeService.DisconnectPath:input_type -> rdsd.v1.VolumePathRequest
+	42, // 62: rdsd.v1.VolumeService.ReconnectPath:input_type -> rdsd.v1.VolumePathRequest
+	44, // 63: rdsd.v1.VolumeService.SetPolicy:input_type -> rdsd.v1.VolumeSetPolicyRequest
+	46, // 64: rdsd.v1.VolumeService.SetSession:input_type -> rdsd.v1.VolumeSetSessionRequest
+	47, // 65: rdsd.v1.VolumeService.ResetStats:input_type -> rdsd.v1.VolumeResetStatsRequest
+	49, // 66: rdsd.v1.VolumeService.Check:input_type -> rdsd.v1.VolumeCheckRequest
+	52, // 67: rdsd.v1.VolumeService.Watch:input_type -> rdsd.v1.VolumeWatchRequest
+	14, // 68: rdsd.v1.VolumeService.Export:output_type -> rdsd.v1.VolumeExport
+	18, // 69: rdsd.v1.VolumeService.Unexport:output_type -> rdsd.v1.VolumeUnexportResponse
+	20, // 70: rdsd.v1.VolumeService.ForceClose:output_type -> rdsd.v1.VolumeForceCloseResponse
+	23, // 71: rdsd.v1.VolumeService.Map:output_type -> rdsd.v1.VolumeMapping
+	26, // 72: rdsd.v1.VolumeService.Unmap:output_type -> rdsd.v1.VolumeUnmapResponse
+	23, // 73: rdsd.v1.VolumeService.Remap:output_type -> rdsd.v1.VolumeMapping
+	29, // 74: rdsd.v1.VolumeService.List:output_type -> rdsd.v1.VolumeListResponse
+	31, // 75: rdsd.v1.VolumeService.Get:output_type -> rdsd.v1.VolumeGetResponse
+	33, // 76: rdsd.v1.VolumeService.Info:output_type -> rdsd.v1.VolumeInfoResponse
+	35, // 77: rdsd.v1.VolumeService.Resize:output_type -> rdsd.v1.VolumeResizeResponse
+	37, // 78: rdsd.v1.VolumeService.ListSessions:output_type -> rdsd.v1.VolumeListSessionsResponse
+	40, // 79: rdsd.v1.VolumeService.ListPaths:output_type -> rdsd.v1.VolumeListPathsResponse
+	41, // 80: rdsd.v1.VolumeService.AddPath:output_type -> rdsd.v1.VolumePath
+	43, // 81: rdsd.v1.VolumeService.RemovePath:output_type -> rdsd.v1.VolumePathResponse
+	43, // 82: rdsd.v1.VolumeService.DisconnectPath:output_type -> rdsd.v1.VolumePathResponse
+	43, // 83: rdsd.v1.VolumeService.ReconnectPath:output_type -> rdsd.v1.VolumePathResponse
+	45, // 84: rdsd.v1.VolumeService.SetPolicy:output_type -> rdsd.v1.VolumeSetPolicyResponse
+	38, // 85: rdsd.v1.VolumeService.SetSession:output_type -> rdsd.v1.VolumeSession
+	48, // 86: rdsd.v1.VolumeService.ResetStats:output_type -> rdsd.v1.VolumeResetStatsResponse
+	50, // 87: rdsd.v1.VolumeService.Check:output_type -> rdsd.v1.VolumeCheckResponse
+	53, // 88: rdsd.v1.VolumeService.Watch:output_type -> rdsd.v1.VolumeEvent
+	68, // [68:89] is the sub-list for method output_type
+	47, // [47:68] is the sub-list for method input_type
 	47, // [47:47] is the sub-list for extension type_name
 	47, // [47:47] is the sub-list for extension extendee
 	0,  // [0:47] is the sub-list for field type_name
@@ -6283,11 +6407,11 @@ func file_rdsd_v1_volume_proto_init() {
 	if File_rdsd_v1_volume_proto != nil {
 		return
 	}
-	file_rdsd_v1_volume_proto_msgTypes[15].OneofWrappers = []any{
+	file_rdsd_v1_volume_proto_msgTypes[17].OneofWrappers = []any{
 		(*volumeGetRequest_Mapping)(nil),
 		(*volumeGetRequest_Export)(nil),
 	}
-	file_rdsd_v1_volume_proto_msgTypes[19].OneofWrappers = []any{
+	file_rdsd_v1_volume_proto_msgTypes[21].OneofWrappers = []any{
 		(*volumeResizeRequest_Mapping)(nil),
 		(*volumeResizeRequest_Export)(nil),
 	}
@@ -6297,7 +6421,7 @@ func file_rdsd_v1_volume_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rdsd_v1_volume_proto_rawDesc), len(file_rdsd_v1_volume_proto_rawDesc)),
 			NumEnums:      13,
-			NumMessages:   39,
+			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -36,6 +36,7 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	VolumeService_Export_FullMethodName         = "/rdsd.v1.VolumeService/Export"
 	VolumeService_Unexport_FullMethodName       = "/rdsd.v1.VolumeService/Unexport"
+	VolumeService_ForceClose_FullMethodName     = "/rdsd.v1.VolumeService/ForceClose"
 	VolumeService_Map_FullMethodName            = "/rdsd.v1.VolumeService/Map"
 	VolumeService_Unmap_FullMethodName          = "/rdsd.v1.VolumeService/Unmap"
 	VolumeService_Remap_FullMethodName          = "/rdsd.v1.VolumeService/Remap"
@@ -66,6 +67,9 @@ const (
 type VolumeServiceClient interface {
 	Export(ctx context.Context, in *VolumeExportRequest, opts ...grpc.CallOption) (*VolumeExport, error)
 	Unexport(ctx context.Context, in *VolumeUnexportRequest, opts ...grpc.CallOption) (*VolumeUnexportResponse, error)
+	// ForceClose takes an export from one session that has it open: what that session asks of it
+	// from then on fails (ENOTCONN), until it opens it anew. The others keep it.
+	ForceClose(ctx context.Context, in *VolumeForceCloseRequest, opts ...grpc.CallOption) (*VolumeForceCloseResponse, error)
 	// Map returns when the device can be used.
 	Map(ctx context.Context, in *VolumeMapRequest, opts ...grpc.CallOption) (*VolumeMapping, error)
 	Unmap(ctx context.Context, in *VolumeUnmapRequest, opts ...grpc.CallOption) (*VolumeUnmapResponse, error)
@@ -114,6 +118,16 @@ func (c *volumeServiceClient) Unexport(ctx context.Context, in *VolumeUnexportRe
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(VolumeUnexportResponse)
 	err := c.cc.Invoke(ctx, VolumeService_Unexport_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *volumeServiceClient) ForceClose(ctx context.Context, in *VolumeForceCloseRequest, opts ...grpc.CallOption) (*VolumeForceCloseResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(VolumeForceCloseResponse)
+	err := c.cc.Invoke(ctx, VolumeService_ForceClose_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -319,6 +333,9 @@ type VolumeService_WatchClient = grpc.ServerStreamingClient[VolumeEvent]
 type VolumeServiceServer interface {
 	Export(context.Context, *VolumeExportRequest) (*VolumeExport, error)
 	Unexport(context.Context, *VolumeUnexportRequest) (*VolumeUnexportResponse, error)
+	// ForceClose takes an export from one session that has it open: what that session asks of it
+	// from then on fails (ENOTCONN), until it opens it anew. The others keep it.
+	ForceClose(context.Context, *VolumeForceCloseRequest) (*VolumeForceCloseResponse, error)
 	// Map returns when the device can be used.
 	Map(context.Context, *VolumeMapRequest) (*VolumeMapping, error)
 	Unmap(context.Context, *VolumeUnmapRequest) (*VolumeUnmapResponse, error)
@@ -358,6 +375,9 @@ func (UnimplementedVolumeServiceServer) Export(context.Context, *VolumeExportReq
 }
 func (UnimplementedVolumeServiceServer) Unexport(context.Context, *VolumeUnexportRequest) (*VolumeUnexportResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Unexport not implemented")
+}
+func (UnimplementedVolumeServiceServer) ForceClose(context.Context, *VolumeForceCloseRequest) (*VolumeForceCloseResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ForceClose not implemented")
 }
 func (UnimplementedVolumeServiceServer) Map(context.Context, *VolumeMapRequest) (*VolumeMapping, error) {
 	return nil, status.Error(codes.Unimplemented, "method Map not implemented")
@@ -466,6 +486,24 @@ func _VolumeService_Unexport_Handler(srv interface{}, ctx context.Context, dec f
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(VolumeServiceServer).Unexport(ctx, req.(*VolumeUnexportRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _VolumeService_ForceClose_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(VolumeForceCloseRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VolumeServiceServer).ForceClose(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: VolumeService_ForceClose_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VolumeServiceServer).ForceClose(ctx, req.(*VolumeForceCloseRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -801,6 +839,10 @@ var VolumeService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Unexport",
 			Handler:    _VolumeService_Unexport_Handler,
+		},
+		{
+			MethodName: "ForceClose",
+			Handler:    _VolumeService_ForceClose_Handler,
 		},
 		{
 			MethodName: "Map",

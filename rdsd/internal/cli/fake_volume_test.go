@@ -240,6 +240,13 @@ func (f *fakeVolumes) Unexport(_ context.Context, req *rdsdv1.VolumeUnexportRequ
 	return &rdsdv1.VolumeUnexportResponse{}, nil
 }
 
+func (f *fakeVolumes) ForceClose(_ context.Context, req *rdsdv1.VolumeForceCloseRequest) (*rdsdv1.VolumeForceCloseResponse, error) {
+	if req.GetExport() != "disk" || req.GetSession() != "linux" {
+		return nil, rdserr.With(rdserr.ErrNotFound, "session %q does not have volume %q open", req.GetSession(), req.GetExport())
+	}
+	return &rdsdv1.VolumeForceCloseResponse{}, nil
+}
+
 func (f *fakeVolumes) Info(_ context.Context, req *rdsdv1.VolumeInfoRequest) (*rdsdv1.VolumeInfoResponse, error) {
 	if req.GetName() != "disk" {
 		return nil, rdserr.With(rdserr.ErrNotFound, "%s exports no volume %q", req.GetNode(), req.GetName())

@@ -36,7 +36,7 @@ need not know each other beforehand; docs/volumes.md is the guide.`,
 		cmds []*cobra.Command
 	}{
 		{"use", []*cobra.Command{a.volumeMapCmd(), a.volumeUnmapCmd(), a.volumeRemapCmd(), a.volumeInfoCmd(), a.volumeCopyCmd()}},
-		{"serve", []*cobra.Command{a.volumeExportCmd(), a.volumeUnexportCmd(), a.volumeResizeCmd()}},
+		{"serve", []*cobra.Command{a.volumeExportCmd(), a.volumeUnexportCmd(), a.volumeForceCloseCmd(), a.volumeResizeCmd()}},
 		{"look", []*cobra.Command{a.volumeLsCmd(), a.volumeShowCmd(), a.volumeSessionsCmd(), a.volumePathsCmd(), a.volumeEventsCmd(), a.volumeCheckCmd()}},
 	} {
 		for _, c := range g.cmds {

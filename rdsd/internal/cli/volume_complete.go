@@ -78,6 +78,21 @@ func exportWords(ctx context.Context, v *rdsd.Volumes) []string {
 	return words
 }
 
+// userWords lists the sessions that have an export open.
+func userWords(export string) volumeLister {
+	return func(ctx context.Context, v *rdsd.Volumes) []string {
+		x, err := v.ExportNamed(ctx, export)
+		if err != nil {
+			return nil
+		}
+		var words []string
+		for _, u := range x.Users {
+			words = append(words, u.Session+"\t"+u.Peer.String()+", "+string(u.Access))
+		}
+		return words
+	}
+}
+
 func mappingWords(ctx context.Context, v *rdsd.Volumes) []string {
 	_, mappings, _ := v.List(ctx)
 	var words []string

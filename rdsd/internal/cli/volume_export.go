@@ -162,6 +162,41 @@ func (a *app) volumeUnexportCmd() *cobra.Command {
 	return cmd
 }
 
+func (a *app) volumeForceCloseCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:   "force-close NAME SESSION",
+		Short: "take an export from one session of another node",
+		Long: `Take an export from one session that has it open; the others keep it. What that
+session asks of it from now on fails, and what it has at the store ends first. The
+other node opens it again only when it is told to (rdsd volume remap; a kernel has
+to unmap and map it). 'volume show NAME' says which sessions have it open.`,
+		Example: `  rdsd volume force-close disk app-store`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 2 {
+				return usagef("the NAME of an export and a SESSION are meant, but there are %d arguments: %q", len(args), args)
+			}
+			return nil
+		},
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+			if len(args) == 1 {
+				return a.completeVolume(userWords(args[0]))(cmd, args, typed)
+			}
+			return a.completeVolumeFirst(exportWords)(cmd, args, typed)
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.volumes(cmd.Context(), func(ctx context.Context, v *rdsd.Volumes) error {
+				if err := v.ForceClose(ctx, args[0], args[1]); err != nil {
+					return err
+				}
+				if !a.json {
+					fmt.Fprintf(a.out, "%s was taken from session %s\n", args[0], args[1])
+				}
+				return nil
+			})
+		},
+	}
+}
+
 func (a *app) volumeResizeCmd() *cobra.Command {
 	var shrink bool
 	cmd := &cobra.Command{

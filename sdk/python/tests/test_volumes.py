@@ -44,7 +44,7 @@ class FakeVolumes(rpc.VolumeServiceServicer):
             abort(context, *self.error)
         return self.answer
 
-    Export = Unexport = Map = Unmap = Remap = List = Get = Info = Resize = take
+    Export = Unexport = ForceClose = Map = Unmap = Remap = List = Get = Info = Resize = take
     ListSessions = ListPaths = AddPath = RemovePath = DisconnectPath = take
     ReconnectPath = SetPolicy = SetSession = ResetStats = Check = take
 
@@ -258,6 +258,13 @@ IB_PATH = pb.VolumePathSpec(source="a", destination="b", transport="ib")
     ("method", "args", "request_", "answer", "value"),
     [
         ("unexport", ("d", True), pb.VolumeUnexportRequest(name="d", force=True), None, None),
+        (
+            "force_close",
+            ("d", "s"),
+            pb.VolumeForceCloseRequest(export="d", session="s"),
+            pb.VolumeForceCloseResponse(),
+            None,
+        ),
         ("unmap", ("v1", True), pb.VolumeUnmapRequest(mapping="v1", force=True), None, None),
         (
             "resize_export",

@@ -76,6 +76,17 @@ class Volumes(Service):
         fail."""
         await self._do(calls.unexport(name, force=force), timeout)
 
+    async def force_close(
+        self,
+        export: str,
+        session: str,
+        *,
+        timeout: Timeout = None,
+    ) -> None:
+        """Takes an export from one session of another node that has it open, named by name or id;
+        the others keep it. The session's requests fail until it opens it anew."""
+        await self._do(calls.force_close(export, session), timeout)
+
     async def map(
         self,
         node: str,

@@ -88,6 +88,17 @@ class Volumes(Service):
         fail."""
         self._do(calls.unexport(name, force=force), timeout)
 
+    def force_close(
+        self,
+        export: str,
+        session: str,
+        *,
+        timeout: Timeout = None,
+    ) -> None:
+        """Takes an export from one session of another node that has it open, named by name or id;
+        the others keep it. The session's requests fail until it opens it anew."""
+        self._do(calls.force_close(export, session), timeout)
+
     def map(
         self,
         node: str,

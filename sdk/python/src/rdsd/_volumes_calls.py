@@ -60,6 +60,11 @@ def unexport(name: str, *, force: bool) -> ServiceCall[None]:
     return ServiceCall("Unexport", pb.VolumeUnexportRequest(name=name, force=force), nothing)
 
 
+def force_close(export: str, session: str) -> ServiceCall[None]:
+    request = pb.VolumeForceCloseRequest(export=export, session=session)
+    return ServiceCall("ForceClose", request, nothing)
+
+
 def map_volume(
     node: str,
     name: str,

@@ -664,6 +664,45 @@ class VolumeUnexportResponse(_message.Message):
 Global___VolumeUnexportResponse: _TypeAlias = VolumeUnexportResponse  # noqa: Y015
 
 @_typing.final
+class VolumeForceCloseRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXPORT_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    export: _builtins.str
+    """name"""
+    session: _builtins.str
+    """name or id, of a session of another node"""
+    def __init__(
+        self,
+        *,
+        export: _builtins.str = ...,
+        session: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["export", b"export", "session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VolumeForceCloseRequest: _TypeAlias = VolumeForceCloseRequest  # noqa: Y015
+
+@_typing.final
+class VolumeForceCloseResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VolumeForceCloseResponse: _TypeAlias = VolumeForceCloseResponse  # noqa: Y015
+
+@_typing.final
 class VolumePathSpec(_message.Message):
     """From an address of this node to one of the other node."""
 

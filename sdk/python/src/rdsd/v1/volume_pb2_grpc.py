@@ -47,6 +47,11 @@ class VolumeServiceStub(object):
                 request_serializer=rdsd_dot_v1_dot_volume__pb2.VolumeUnexportRequest.SerializeToString,
                 response_deserializer=rdsd_dot_v1_dot_volume__pb2.VolumeUnexportResponse.FromString,
                 _registered_method=True)
+        self.ForceClose = channel.unary_unary(
+                '/rdsd.v1.VolumeService/ForceClose',
+                request_serializer=rdsd_dot_v1_dot_volume__pb2.VolumeForceCloseRequest.SerializeToString,
+                response_deserializer=rdsd_dot_v1_dot_volume__pb2.VolumeForceCloseResponse.FromString,
+                _registered_method=True)
         self.Map = channel.unary_unary(
                 '/rdsd.v1.VolumeService/Map',
                 request_serializer=rdsd_dot_v1_dot_volume__pb2.VolumeMapRequest.SerializeToString,
@@ -153,6 +158,14 @@ class VolumeServiceServicer(object):
 
     def Unexport(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForceClose(self, request, context):
+        """ForceClose takes an export from one session that has it open: what that session asks of it
+        from then on fails (ENOTCONN), until it opens it anew. The others keep it.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -283,6 +296,11 @@ def add_VolumeServiceServicer_to_server(servicer, server):
                     servicer.Unexport,
                     request_deserializer=rdsd_dot_v1_dot_volume__pb2.VolumeUnexportRequest.FromString,
                     response_serializer=rdsd_dot_v1_dot_volume__pb2.VolumeUnexportResponse.SerializeToString,
+            ),
+            'ForceClose': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForceClose,
+                    request_deserializer=rdsd_dot_v1_dot_volume__pb2.VolumeForceCloseRequest.FromString,
+                    response_serializer=rdsd_dot_v1_dot_volume__pb2.VolumeForceCloseResponse.SerializeToString,
             ),
             'Map': grpc.unary_unary_rpc_method_handler(
                     servicer.Map,
@@ -432,6 +450,33 @@ class VolumeService(object):
             '/rdsd.v1.VolumeService/Unexport',
             rdsd_dot_v1_dot_volume__pb2.VolumeUnexportRequest.SerializeToString,
             rdsd_dot_v1_dot_volume__pb2.VolumeUnexportResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForceClose(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rdsd.v1.VolumeService/ForceClose',
+            rdsd_dot_v1_dot_volume__pb2.VolumeForceCloseRequest.SerializeToString,
+            rdsd_dot_v1_dot_volume__pb2.VolumeForceCloseResponse.FromString,
             options,
             channel_credentials,
             insecure,

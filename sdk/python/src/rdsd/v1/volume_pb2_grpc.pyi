@@ -52,6 +52,10 @@ class VolumeServiceStub:
     def __new__(cls, channel: _aio.Channel) -> VolumeServiceAsyncStub: ...
     Export: _grpc.UnaryUnaryMultiCallable[_volume_pb2.VolumeExportRequest, _volume_pb2.VolumeExport]
     Unexport: _grpc.UnaryUnaryMultiCallable[_volume_pb2.VolumeUnexportRequest, _volume_pb2.VolumeUnexportResponse]
+    ForceClose: _grpc.UnaryUnaryMultiCallable[_volume_pb2.VolumeForceCloseRequest, _volume_pb2.VolumeForceCloseResponse]
+    """ForceClose takes an export from one session that has it open: what that session asks of it
+    from then on fails (ENOTCONN), until it opens it anew. The others keep it.
+    """
     Map: _grpc.UnaryUnaryMultiCallable[_volume_pb2.VolumeMapRequest, _volume_pb2.VolumeMapping]
     """Map returns when the device can be used."""
     Unmap: _grpc.UnaryUnaryMultiCallable[_volume_pb2.VolumeUnmapRequest, _volume_pb2.VolumeUnmapResponse]
@@ -88,6 +92,10 @@ class VolumeServiceAsyncStub(VolumeServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Export: _aio.UnaryUnaryMultiCallable[_volume_pb2.VolumeExportRequest, _volume_pb2.VolumeExport]  # type: ignore[assignment]
     Unexport: _aio.UnaryUnaryMultiCallable[_volume_pb2.VolumeUnexportRequest, _volume_pb2.VolumeUnexportResponse]  # type: ignore[assignment]
+    ForceClose: _aio.UnaryUnaryMultiCallable[_volume_pb2.VolumeForceCloseRequest, _volume_pb2.VolumeForceCloseResponse]  # type: ignore[assignment]
+    """ForceClose takes an export from one session that has it open: what that session asks of it
+    from then on fails (ENOTCONN), until it opens it anew. The others keep it.
+    """
     Map: _aio.UnaryUnaryMultiCallable[_volume_pb2.VolumeMapRequest, _volume_pb2.VolumeMapping]  # type: ignore[assignment]
     """Map returns when the device can be used."""
     Unmap: _aio.UnaryUnaryMultiCallable[_volume_pb2.VolumeUnmapRequest, _volume_pb2.VolumeUnmapResponse]  # type: ignore[assignment]
@@ -133,6 +141,16 @@ class VolumeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _volume_pb2.VolumeUnexportRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_volume_pb2.VolumeUnexportResponse, _abc.Awaitable[_volume_pb2.VolumeUnexportResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ForceClose(
+        self,
+        request: _volume_pb2.VolumeForceCloseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_volume_pb2.VolumeForceCloseResponse, _abc.Awaitable[_volume_pb2.VolumeForceCloseResponse]]:
+        """ForceClose takes an export from one session that has it open: what that session asks of it
+        from then on fails (ENOTCONN), until it opens it anew. The others keep it.
+        """
 
     @_abc_1.abstractmethod
     def Map(
