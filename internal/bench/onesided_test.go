@@ -54,6 +54,14 @@ func oneSidedWay(kind string, bytes, mtu int, noGSO bool) func(time.Duration) (s
 	}
 }
 
+// oneSidedLossy measures writes one way over RoCEv2 where either end loses a share of what arrives.
+func oneSidedLossy(bytes, mtu int, share float64, of string) func(time.Duration) (sample, error) {
+	return func(d time.Duration) (sample, error) {
+		return oneSided(d, args{FrontEnd: overRoCE, Bytes: bytes, MTU: mtu, Loss: share, LossOf: of}, roleOneSidedRecv, roleOneSidedSend,
+			func(listens, dials *proc) *proc { return listens })
+	}
+}
+
 // oneSidedTrip measures round trips.
 func oneSidedTrip(kind string, bytes int) func(time.Duration) (sample, error) {
 	return func(d time.Duration) (sample, error) {
@@ -128,8 +136,13 @@ func openOneSided(r *role, bytes int) (*oneEnd, error) {
 	if r.FrontEnd == overTCP {
 		e.prov = tcp.New(re)
 	} else {
-		dev, err := soft.Open(soft.Config{Addr: netip.MustParseAddr(r.Local), Reactor: re, MTU: r.MTU, NoGSO: r.NoGSO, Log: log, Guard: g})
-		if err != nil {
+		cfg := soft.Config{Addr: netip.MustParseAddr(r.Local), Reactor: re, MTU: r.MTU, NoGSO: r.NoGSO, Log: log, Guard: g}
+		var noLoss error
+		if r.Loss > 0 {
+			cfg.Within = func(open func()) { r.lossy(open, &noLoss) }
+		}
+		dev, err := soft.Open(cfg)
+		if err := errors.Join(err, noLoss); err != nil {
 			return nil, err
 		}
 		e.prov = ib.New(dev)

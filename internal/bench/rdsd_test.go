@@ -32,10 +32,10 @@ type daemon struct {
 }
 
 // daemons starts one rdsd for each address; they can reach each other.
-func (w *world) daemons(addrs ...string) ([]*daemon, error) { return w.daemonsWith(nil, addrs...) }
+func (w *world) daemons(addrs ...string) ([]*daemon, error) { return w.daemonsWith(nil, nil, addrs...) }
 
-// daemonsWith starts them with more flags.
-func (w *world) daemonsWith(flags []string, addrs ...string) ([]*daemon, error) {
+// daemonsWith starts them with more flags, and with more in their environment.
+func (w *world) daemonsWith(flags, env []string, addrs ...string) ([]*daemon, error) {
 	if rdsdBinary == "" {
 		return nil, skip("no rdsd program")
 	}
@@ -57,7 +57,7 @@ func (w *world) daemonsWith(flags []string, addrs ...string) ([]*daemon, error) 
 			http: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), port: rds}
 		cmd := exec.Command(rdsdBinary, append([]string{"serve", "--address", a, "--port", strconv.Itoa(rds), "--socket", d.target,
 			"--http", d.http, "--log-level", "warn"}, flags...)...)
-		cmd.Env = append(os.Environ(), "RDSD_HTTP_PPROF=true") // for mallocs
+		cmd.Env = append(append(os.Environ(), "RDSD_HTTP_PPROF=true"), env...) // the first for mallocs
 		if d.proc, err = w.start("rdsd "+a, cmd, nil); err != nil {
 			return nil, err
 		}
@@ -199,7 +199,7 @@ func onePaired(run func(w *world, ds []*daemon) (*proc, error)) func(time.Durati
 	return func(d time.Duration) (sample, error) {
 		w := newWorld(d)
 		defer w.close()
-		ds, err := w.daemonsWith([]string{"--pairs", "auto"}, nodeA)
+		ds, err := w.daemonsWith([]string{"--pairs", "auto"}, nil, nodeA)
 		if err != nil {
 			return sample{}, err
 		}

@@ -26,8 +26,9 @@ var volumesBuilt = sync.OnceValue(func() error {
 	return nil
 })
 
-// volumeDaemons starts two daemons, the first of which maps what the second one exports.
-func (w *world) volumeDaemons() ([]*daemon, error) {
+// volumeDaemons starts two daemons, the first of which maps what the second one exports. env is
+// what the environment tells them.
+func (w *world) volumeDaemons(env ...string) ([]*daemon, error) {
 	if rdsdBinary == "" {
 		return nil, skip("no rdsd program")
 	}
@@ -38,7 +39,7 @@ func (w *world) volumeDaemons() ([]*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	return w.daemonsWith([]string{"--volume-port", strconv.Itoa(port)}, nodeA, nodeB)
+	return w.daemonsWith([]string{"--volume-port", strconv.Itoa(port)}, env, nodeA, nodeB)
 }
 
 // volume runs rdsd volume and returns what it prints.
@@ -53,9 +54,18 @@ func (d *daemon) volume(args ...string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// mappedVolume exports a volume at one daemon, maps it at another, and writes it.
-func (w *world) mappedVolume(store string) (ds []*daemon, uri string, err error) {
-	if ds, err = w.volumeDaemons(); err != nil {
+// mappedVolume exports a volume at one daemon, maps it at another, over TCP or over RoCEv2 in
+// user space, and writes it.
+func (w *world) mappedVolume(store, over string) (ds []*daemon, uri string, err error) {
+	var env []string
+	from := nodeB + ":v"
+	if over == overRoCE {
+		if err := rocePort(nodeA, nodeB); err != nil {
+			return nil, "", err
+		}
+		env, from = []string{"RDSD_VOLUMES_RDMA=soft"}, "ib:"+from
+	}
+	if ds, err = w.volumeDaemons(env...); err != nil {
 		return nil, "", err
 	}
 	what := []string{"--memory", "--size", strconv.Itoa(volumeBytes)}
@@ -69,18 +79,18 @@ func (w *world) mappedVolume(store string) (ds []*daemon, uri string, err error)
 	if _, err := ds[1].volume(append([]string{"export", "v"}, what...)...); err != nil {
 		return nil, "", err
 	}
-	if uri, err = ds[0].volume("map", nodeB+":v", "--as", "socket"); err != nil {
+	if uri, err = ds[0].volume("map", from, "--as", "socket"); err != nil {
 		return nil, "", err
 	}
 	return ds, uri, useVolume(uri, volumeBytes)
 }
 
 // rdsdVolume measures a mapped volume.
-func rdsdVolume(store string, l ioLoad) func(time.Duration) (sample, error) {
+func rdsdVolume(store, over string, l ioLoad) func(time.Duration) (sample, error) {
 	return func(d time.Duration) (sample, error) {
 		w := newWorld(d)
 		defer w.close()
-		_, uri, err := w.mappedVolume(store)
+		_, uri, err := w.mappedVolume(store, over)
 		if err != nil {
 			return sample{}, err
 		}
@@ -100,7 +110,7 @@ func rdsdVolumeAllocs(store string, l ioLoad) func(time.Duration) (sample, error
 		window := 8 * d
 		w := newWorld(window)
 		defer w.close()
-		ds, uri, err := w.mappedVolume(store)
+		ds, uri, err := w.mappedVolume(store, overTCP)
 		if err != nil {
 			return sample{}, err
 		}

@@ -44,6 +44,8 @@ type args struct {
 	Port      int           // of RDS over TCP
 	MTU       int           // of RoCEv2, bytes of a packet; 0: what the interface allows
 	NoGSO     bool          // packets are not cut by the kernel
+	Loss      float64       // share of what arrives by RoCEv2 that is lost
+	LossOf    string        // lossMessage or lossPacket
 	For       time.Duration // after which the process ends by itself
 	Collector bool          // leave the garbage collector on
 }

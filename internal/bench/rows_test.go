@@ -91,6 +91,8 @@ var programs = map[string]func(time.Duration) (sample, error){
 	roceWay + ", MTU 1024":                          oneSidedWay(overRoCE, 64<<10, 1024, false),
 	roceWay + ", packet by packet":                  oneSidedWay(overRoCE, 64<<10, 4096, true),
 	roceWay + ", MTU 1024, packet by packet":        oneSidedWay(overRoCE, 64<<10, 1024, true),
+	roceWay + ", 0.1 % lost":                        oneSidedLossy(64<<10, 4096, 0.001, lossMessage),
+	roceWay + ", 0.1 % of packets lost":             oneSidedLossy(64<<10, 4096, 0.001, lossPacket),
 	"rdsd, one-sided links over RoCEv2, round trip": oneSidedTrip(overRoCE, 64),
 }
 
@@ -241,6 +243,10 @@ var allRows = []row{
 	{name: "roce-cpu", what: "CPU seconds a million writes of 64 KiB, both processes, against framed TCP", ours: roceWay, metric: cpu, base: "one-sided links over TCP, 64 KiB", most: true},
 	{name: "roce-cpu-1024", what: "the same, MTU 1024", ours: roceWay + ", MTU 1024", metric: cpu, base: "one-sided links over TCP, 64 KiB", most: true},
 	{name: "roce-cpu-bare", what: "MTU 4096 against its packets without a protocol", ours: roceWay, metric: cpu, base: "bare RoCEv2, 64 KiB", most: true},
+	{name: "roce-loss", what: "writes of 64 KiB one way, RoCEv2 in user space, MTU 4096, of which either socket loses 0.1 %, bursts as a whole, against nothing lost",
+		ours: roceWay + ", 0.1 % lost", metric: gb64k, base: roceWay, bar: 0.5},
+	{name: "roce-loss-packets", what: "the same where each packet of a burst counts: 1.5 % of bursts of fifteen are lost", ours: roceWay + ", 0.1 % of packets lost", metric: gb64k,
+		base: roceWay},
 	{name: "roce-trip", what: "write of 64 B and one back, RoCEv2 in user space, p50, against framed TCP", ours: "rdsd, one-sided links over RoCEv2, round trip", metric: p50,
 		base: "one-sided links over TCP, round trip", most: true, bar: 1.5},
 	{name: "idle-cpu", what: "the daemon with 1,000 idle peers and 1,000 idle sockets", ours: "rdsd, 1,000 idle peers and sockets", metric: busy, most: true, bar: 0.5},

@@ -28,6 +28,10 @@ var volumeBars = map[string]struct{ chain, single float64 }{
 	"1m-read": {1.3, 0.8}, "1m-write": {1.3, 0.8},
 }
 
+// roceVolumeBars are what a volume in memory over RoCEv2 in user space must reach against the
+// same one over TCP.
+var roceVolumeBars = map[string]float64{"4k-read": 0.4, "4k-write": 0.4, "128k-read": 0.45, "128k-write": 0.45}
+
 var (
 	kilo  = metric{"k/s", func(s sample) float64 { return s.rate / 1e3 }}
 	mib   = metric{"MiB", func(s sample) float64 { return s.rate }}
@@ -56,7 +60,7 @@ func init() {
 			}
 			bars := volumeBars[l.row]
 			chain := row{name: "volume-" + l.row + "-" + store, what: "volume in " + places[store] + ", " + l.name + ", against the best chain of two servers",
-				ours: add("rdsd", rdsdVolume(store, l)), metric: kilo, base: group(of("chains"), chainServers), bar: bars.chain}
+				ours: add("rdsd", rdsdVolume(store, overTCP, l)), metric: kilo, base: group(of("chains"), chainServers), bar: bars.chain}
 			if store == "tmpfs" {
 				chain.name = "volume-tmpfs-qd1"
 			}
@@ -67,6 +71,11 @@ func init() {
 			single.name, single.what = chain.name+"-single", "the same against the best single server over TCP"
 			single.base, single.bar = group(of("single servers"), singleServers), bars.single
 			allRows = append(allRows, chain, single)
+			if bar := roceVolumeBars[l.row]; store == "memory" && bar != 0 {
+				roce := row{name: "volume-roce-" + l.row, what: "volume in memory over RoCEv2 in user space, MTU 4096, " + l.name + ", two daemons, against the same over TCP",
+					ours: add("rdsd over RoCEv2", rdsdVolume(store, overRoCE, l)), metric: chain.metric, base: of("rdsd"), bar: bar}
+				allRows = append(allRows, roce)
+			}
 			if allocs := of("rdsd, allocations"); store == "memory" && i == 0 || store == "file" && i == 1 {
 				programs[allocs] = rdsdVolumeAllocs(store, l)
 				once[allocs] = true
