@@ -137,13 +137,16 @@ def main() -> int:
     OUT.mkdir(exist_ok=True)
     tally = Tally()
     heavy = ("/interop", "/interop/kernelnbd", "/internal/simtest", "/internal/volumetest", "/internal/adversary", "/internal/pagetest", "/test/vm")
+    # One thread each: the race detector would find nothing, and takes nine times as long.
+    alone = ("/internal/tidy",)
     lean = ("blk", "blk/nbd", "node/volume", "rnbd", "rtrs", "transport", "transport/tcp", "transport/ib", "transport/ib/soft", "roce", "shm", "rds", "conn", "wire", "wire/rnbd", "internal/reactor")
     # The adversary's latencies are at their bars here, in one run below and in the next above: docs/testing.md.
     # Its acts are the same in each run here, and drawn anew by make soak and by hand.
     phases = [
         ("format, vet, staticcheck", lambda: command(tally, "make verify", ["make", "-s", "verify"])),
-        ("Go, race detector", lambda: go_phase(tally, ["-race", "-timeout", "10m", *packages(*heavy)])),
-        ("memory and allocations", lambda: go_phase(tally, ["-run", "Alloc|Idle|Memory", *[f"./{p}" for p in lean]])),
+        ("Go, race detector", lambda: go_phase(tally, ["-race", "-timeout", "10m", "-p", "3", *packages(*heavy, *alone)])),
+        ("memory, allocations, long loops", lambda: go_phase(tally, ["-run", "Alloc|Idle|Memory|PairScribbled", *[f"./{p}" for p in lean]])),
+        ("house rules", lambda: go_phase(tally, [f".{p}" for p in alone])),
         ("simulation", lambda: go_phase(tally, ["-timeout", "15m", "./internal/simtest/..."])),
         ("volumes of real processes", lambda: go_phase(tally, ["-count=1", "-timeout", "10m", "./internal/volumetest"])),
         ("the page in a browser", lambda: go_phase(tally, ["-count=1", "-timeout", "6m", "./internal/pagetest"])),

@@ -262,7 +262,11 @@ func TestPairClosedWhilePut(t *testing.T) {
 // its memory and does not loop, and takes no more than fits.
 func TestPairScribbled(t *testing.T) {
 	n := 300_000
-	if !testing.Short() {
+	switch {
+	case testing.Short():
+	case raceDetector: // the phase without it makes the many
+		n = 3_000_000
+	default:
 		n = 50_000_000 // and more than 10 million words
 	}
 	rng := rand.New(rand.NewSource(1))

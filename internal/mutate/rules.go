@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 )
 
 var (
@@ -42,6 +44,8 @@ type hunt struct {
 	world string
 	said  string // what the world found
 	err   error
+	built time.Duration // the making of the world's test took
+	ran   time.Duration // and its search
 }
 
 // runRules breaks every rule that was asked for, -j at once, and prints what
@@ -78,11 +82,26 @@ func runRules(root string) error {
 			found++
 		}
 	}
+	fmt.Println(spent(hunts))
 	fmt.Printf("%d rules broken, %d found\n", len(hunts), found)
 	if found < len(hunts) {
 		return fmt.Errorf("%d broken rules were not found", len(hunts)-found)
 	}
 	return nil
+}
+
+// spent says where the time went, for whoever wants less of it.
+func spent(hunts []*hunt) string {
+	var built, ran time.Duration
+	for _, h := range hunts {
+		built, ran = built+h.built, ran+h.ran
+	}
+	slices.SortFunc(hunts, func(a, b *hunt) int { return cmp.Compare(b.ran, a.ran) })
+	var most []string
+	for _, h := range hunts[:min(len(hunts), 5)] {
+		most = append(most, fmt.Sprintf("%s %.1f s", h.name, h.ran.Seconds()))
+	}
+	return fmt.Sprintf("%.0f s for builds, %.0f s for searches, the longest: %s", built.Seconds(), ran.Seconds(), strings.Join(most, ", "))
 }
 
 // huntAll hunts -j at once and prints each result in the order of the rules.
@@ -131,9 +150,12 @@ func (h *hunt) run(root string) (string, error) {
 		return "", err
 	}
 	w, bin := worlds[h.world], filepath.Join(tmp, "world.test")
+	begun := time.Now()
 	if out, err := goTool(root, tmp, "test", "-c", "-overlay", overlay, "-ldflags=-s -w", "-o", bin, "./"+w.dir); err != nil {
 		return out, fmt.Errorf("it does not compile: %w", err)
 	}
+	h.built = time.Since(begun)
+	defer func() { h.ran = time.Since(begun) - h.built }()
 	args := append([]string{"-test.run=^TestHunt$"}, w.args[:len(w.args)-1]...)
 	cmd := exec.Command(bin, append(args, w.args[len(w.args)-1]+"="+strconv.Itoa(*worldSeeds))...)
 	cmd.Dir = filepath.Join(root, w.dir)
