@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -18,7 +19,7 @@ type patch struct {
 	name   string            // of the file: "NoFence"
 	breaks string            // what goes wrong
 	worlds []string          // in which it has to be noticed
-	seen   string            // what noticed it when somebody looked last, for readers
+	seen   string            // what noticed it when somebody looked last: "volumes: B4, seed 1000271; sessions: ghost 94"
 	hunks  map[string][]hunk // by file of the product
 }
 
@@ -83,6 +84,26 @@ func parsePatch(name, text string) (*patch, error) {
 		return nil, fmt.Errorf("what it breaks, the worlds that have to notice, or the change is missing")
 	}
 	return p, nil
+}
+
+// lastSeed is the seed by which the rule was noticed in a world, "" where none is said.
+func (p *patch) lastSeed(world string) string {
+	for said := range strings.SplitSeq(p.seen, ";") {
+		w, what, ok := strings.Cut(strings.TrimSpace(said), ": ")
+		if !ok || w != world {
+			if len(p.worlds) > 1 || p.worlds[0] != world {
+				continue
+			}
+			what = said // of the only world, which then need not be named
+		}
+		if _, seed, ok := strings.Cut(what, "seed "); ok {
+			digits, _, _ := strings.Cut(seed, ",")
+			if _, err := strconv.ParseInt(digits, 10, 64); err == nil {
+				return digits
+			}
+		}
+	}
+	return ""
 }
 
 // apply returns the files of the tree that p changes, as it leaves them. The lines

@@ -128,3 +128,24 @@ func TestPatch(t *testing.T) {
 		t.Error("a file that is not there: no error")
 	}
 }
+
+// TestLastSeed: the seed that readers are told is the one that a search begins with.
+func TestLastSeed(t *testing.T) {
+	for _, c := range []struct {
+		worlds, seen, world, want string
+	}{
+		{"volumes sessions", "volumes: B4, seed 1000271; sessions: ghost 94", "volumes", "1000271"},
+		{"volumes sessions", "volumes: B4, seed 1000271; sessions: ghost 94", "sessions", ""},
+		{"volumes sessions", "volumes: B3; sessions: B2, seed 32", "sessions", "32"},
+		{"datagrams", "D12, seed 24", "datagrams", "24"},
+		{"queuepairs", "seed 4, a2 is neither idle nor dead", "queuepairs", "4"},
+		{"sessions", "B3: a write after it completed", "sessions", ""},
+		{"sessions", "B3: seed of evil", "sessions", ""},
+		{"datagrams", "D12, seed 24", "volumes", ""},
+	} {
+		p := &patch{worlds: strings.Fields(c.worlds), seen: c.seen}
+		if got := p.lastSeed(c.world); got != c.want {
+			t.Errorf("%q in %s: %q, want %q", c.seen, c.world, got, c.want)
+		}
+	}
+}

@@ -7,7 +7,10 @@ import (
 	"testing"
 )
 
-var huntFlag = flag.String("sim.hunt", "", "what TestHunt looks through: datagrams, volumes")
+var (
+	huntFlag  = flag.String("sim.hunt", "", "what TestHunt looks through: datagrams, volumes")
+	firstFlag = flag.Int64("sim.first", 0, "a seed that TestHunt tries before all others, 0: none")
+)
 
 // TestHunt runs seeds until one shows that a rule is broken: of volumes in worlds
 // that have them. It is for a test program in which one is (go run
@@ -23,13 +26,24 @@ func TestHunt(t *testing.T) {
 	default:
 		t.Fatalf("-sim.hunt=%s; want datagrams or volumes", *huntFlag)
 	}
+	if *firstFlag != 0 && shown(*firstFlag) {
+		return
+	}
 	for s := first; s < first+int64(*seedsFlag); s++ {
-		if text := broken(s); text != "" {
-			fmt.Printf("found: seed %d | %s\n", s, strings.ReplaceAll(text, "\n", " "))
+		if shown(s) {
 			return
 		}
 	}
 	t.Fatalf("%d seeds show nothing", *seedsFlag)
+}
+
+// shown prints what seed s shows, and reports whether it shows anything.
+func shown(s int64) bool {
+	text := broken(s)
+	if text != "" {
+		fmt.Printf("found: seed %d | %s\n", s, strings.ReplaceAll(text, "\n", " "))
+	}
+	return text != ""
 }
 
 // broken says what seed s shows, "" if nothing. A core that gives up is found,
