@@ -38,7 +38,8 @@ func (n *Node) openRDMA() error {
 	of, names := map[netip.Addr]transport.OneSidedProvider{}, map[netip.Addr]string{}
 	reactors := n.hosts.Reactors()
 	for i, a := range c.RDS.Addresses {
-		d, err := soft.Open(soft.Config{Addr: a, Reactor: reactors[i%len(reactors)], Charge: owed.charge, Log: n.deps.Log, Guard: n.deps.Guard})
+		d, err := soft.Open(soft.Config{Addr: a, Reactor: reactors[i%len(reactors)], NoGSO: c.Volumes.RDMAGSO == config.GSOOff, Buffer: config.RDMABuffer,
+			Charge: owed.charge, Log: n.deps.Log, Guard: n.deps.Guard})
 		if err != nil {
 			r.close(n)
 			return c.Failed("volumes.rdma", fmt.Errorf("volumes.rdma: a device of %v: %w", a, err))
@@ -106,7 +107,7 @@ type peerAccount struct {
 	bytes int // that are charged; with none the account is closed
 }
 
-// charge takes n bytes for peer, or with n < 0 gives them back. It may be called with locks
+// charge takes n bytes for peer, or with n < 0 gives them back; no peer is the node itself. It may be called with locks
 // of links and devices held.
 func (p *peerBytes) charge(peer netip.Addr, n int) error {
 	peer = peer.Unmap().WithZone("")

@@ -185,6 +185,7 @@ func Default() *Config {
 			Port:             volume.DefaultPort,
 			RDMA:             RDMAOff,
 			RDMAPort:         DefaultRDMAPort,
+			RDMAGSO:          GSOAuto,
 			SocketMode:       FileMode{0o600},
 			Attach:           volume.AsSocket,
 			QueueDepth:       512,

@@ -88,6 +88,8 @@ func TestWrongFiles(t *testing.T) {
 		{"duration number", "version = 1\n[rds]\nreconnect_max = 5\n", ":3", "rds.reconnect_max", "5s"},
 		{"address", "version = 1\n[rds]\naddresses = [\"10.0.0\"]\n", ":3", "rds.addresses", "without port or mask"},
 		{"any address", "version = 1\n[rds]\naddresses = [\"0.0.0.0\"]\n", ":3", "rds.addresses", "without port"},
+		{"link-local address", "version = 1\n[rds]\naddresses = [\"fe80::1\"]\n", ":3", "rds.addresses", "link-local"},
+		{"address of a link", "version = 1\n[rds]\naddresses = [\"fe80::1%eth0\"]\n", ":3", "rds.addresses", "without port"},
 		{"no address", "version = 1\n[rds]\naddresses = []\n", ":3", "rds.addresses", "empty"},
 		{"address twice", "version = 1\n[rds]\naddresses = [\"10.0.0.1\",\"10.0.0.1\"]\n", ":3", "rds.addresses", "twice"},
 		{"lanes", "version = 1\nrds.lanes = 9\n", ":2", "rds.lanes", "1 to 8"},

@@ -78,6 +78,7 @@ func (v *validator) rds() {
 	for _, a := range r.Addresses {
 		ok := a.IsValid() && !a.IsUnspecified() && !a.IsMulticast() && a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
 		v.check("rds.addresses", ok, "%v is not the address of one node", a)
+		v.check("rds.addresses", !a.IsLinkLocalUnicast() || a.Is4(), "%v is link-local, and names a node on one link alone; give the node another, such as one of fd00::/8", a)
 		v.check("rds.addresses", !a.Is4In6(), "%v is an IPv4 address; write %v", a, a.Unmap())
 		v.check("rds.addresses", !seen[a], "%v is there twice", a)
 		seen[a] = true

@@ -16,6 +16,7 @@ type Volumes struct {
 	Port             uint16         `toml:"port" flag:"volume-port" usage:"TCP port of volumes, the same on all nodes" want:"a TCP port, 1 to 65535"`
 	RDMA             string         `toml:"rdma" usage:"whether volumes go over RDMA too, beside TCP: off, or soft (RoCEv2 by UDP sockets, port 4791 of each address)" want:"\"off\" or \"soft\""`
 	RDMAPort         uint16         `toml:"rdma_port" usage:"RDMA port of volumes: that of peers that name none, where the Linux modules' servers listen" want:"a port, 1 to 65535"`
+	RDMAGSO          string         `toml:"rdma_gso" usage:"whether the kernel may cut bursts of packets of volumes.rdma: auto (while they arrive), or off (each packet by itself)" want:"\"auto\" or \"off\""`
 	Name             string         `toml:"name" usage:"this node's part of the names of its sessions; empty: the host's name" want:"a name without \"/\" and \".\", or \"\""`
 	StateDir         string         `toml:"state_dir" flag:"volume-state-dir" usage:"directory of what is persistent; empty: systemd's StateDirectory, else the socket's path with .volumes added; none: nothing is" want:"an absolute path such as \"/var/lib/rdsd/volumes\", \"none\" or \"\""`
 	SocketDir        string         `toml:"socket_dir" usage:"directory for the sockets of mappings that name none; empty: the socket's path with .volumes added" want:"an absolute path, or \"\""`
@@ -75,6 +76,15 @@ const (
 	RDMAOff  = "off"
 	RDMASoft = "soft"
 )
+
+// What volumes.rdma_gso can be.
+const (
+	GSOAuto = "auto"
+	GSOOff  = "off"
+)
+
+// RDMABuffer is how many bytes of packets the socket of a device asks the kernel to hold, each way.
+const RDMABuffer = 8 << 20
 
 // DefaultRDMAPort is the RDMA port on which a kernel's RTRS server listens.
 const DefaultRDMAPort = 1234
@@ -155,6 +165,7 @@ func (v *validator) volumes() {
 	}
 	v.check("volumes.rdma_port", v.c.Volumes.RDMAPort != 0, "0 is out of range")
 	v.check("volumes.rdma", v.c.Volumes.RDMA == RDMAOff || v.c.Volumes.RDMA == RDMASoft, "%q is neither %s nor %s", v.c.Volumes.RDMA, RDMAOff, RDMASoft)
+	v.check("volumes.rdma_gso", v.c.Volumes.RDMAGSO == GSOAuto || v.c.Volumes.RDMAGSO == GSOOff, "%q is neither %s nor %s", v.c.Volumes.RDMAGSO, GSOAuto, GSOOff)
 	exports, roots := c.Exports, c.Roots
 	c.Exports, c.Roots, c.Addresses = nil, nil, nil // rds.addresses are checked already
 	v.volumeErrors(c.Validate(), "")

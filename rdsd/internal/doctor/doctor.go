@@ -179,7 +179,7 @@ func (x *exam) nbd() {
 func (x *exam) rdma() {
 	devices, err := x.List("/sys/class/infiniband")
 	if err != nil || len(devices) == 0 {
-		x.add(Note, "devices", "", "there is no RDMA device, or its driver is not loaded: rdsd uses TCP")
+		x.add(Note, "devices", "", "there is no RDMA device, or its driver is not loaded: rdsd uses TCP, and with volumes.rdma = %q UDP too", config.RDMASoft)
 		return
 	}
 	x.add(OK, "devices", "", "%s", strings.Join(devices, ", "))

@@ -125,6 +125,18 @@ func TestFindings(t *testing.T) {
 			t.Errorf("%s: %+v", name, found)
 		}
 	}
+	soft, m := config.Default(), good()
+	soft.Volumes.RDMA = config.RDMASoft
+	file(m, "/proc/sys/net/core/wmem_max", "8388608")
+	var small []string
+	for _, f := range Examine(m, soft, "/run/rdsd/rdsd.sock", []string{"net"}, nil) {
+		if f.Severity == Warning {
+			small = append(small, f.What+": "+f.Remedy)
+		}
+	}
+	if want := "net.core.rmem_max for RDMA: sysctl -w net.core.rmem_max=8388608"; len(small) != 1 || small[0] != want {
+		t.Errorf("buffers for a device: %q, want %q", small, want)
+	}
 	found := Examine(good(), config.Default(), "/run/rdsd/rdsd.sock", nil, nil)
 	groups := map[string]int{}
 	for _, f := range found {

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"net/netip"
 	"path/filepath"
@@ -9,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+
+	"github.com/rdsd/rdsd/node/config"
 )
 
 // leastMTU is what every link on the Internet carries (RFC 8200, 5).
@@ -82,6 +85,11 @@ func (x *exam) buffers() {
 			x.add(Warning, "net.core."+key, "sysctl -w net.core."+key+"=4194304", "it is %d, and rds.tcp_buffer_bytes is %d: links have less", have, want)
 		default:
 			x.add(OK, "net.core."+key, "", "%d", have)
+		}
+		// The unit file leaves the daemon no right to pass the limit.
+		if ok && have < config.RDMABuffer && x.c.Volumes.RDMA == config.RDMASoft {
+			x.add(Warning, "net.core."+key+" for RDMA", fmt.Sprintf("sysctl -w net.core.%s=%d", key, config.RDMABuffer),
+				"it is %d, and a device of volumes.rdma asks for %d: what finds its socket full is lost and sent again", have, config.RDMABuffer)
 		}
 	}
 }

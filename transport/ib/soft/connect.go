@@ -49,6 +49,9 @@ func (d *Device) Dial(ctx context.Context, local, remote netip.AddrPort, qp ib.Q
 	if remote.Addr().Is4() != d.cfg.Addr.Is4() {
 		return ib.Peer{}, fmt.Errorf("soft: no route from %v to %v: they are of different families", d.cfg.Addr, remote.Addr())
 	}
+	if remote.Addr().IsLinkLocalUnicast() && remote.Addr().Is6() && d.sock.scope == 0 {
+		return ib.Peer{}, fmt.Errorf("soft: %v is link-local, and %v is no address of its link", remote.Addr(), d.cfg.Addr)
+	}
 	if err := ctx.Err(); err != nil {
 		return ib.Peer{}, err
 	}

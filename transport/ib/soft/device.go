@@ -28,11 +28,13 @@ type Config struct {
 	// MTU is the most that a packet carries, where that is less than the interface allows: 256,
 	// 512, 1024, 2048 or 4096 bytes; 0: what the interface allows.
 	MTU int
+	// Buffer is how many bytes of packets the kernel is asked to hold, each way; 0: 8 MiB.
+	Buffer int
 	// MaxQPs is how many queue pairs there are at most; 0: 65,536.
 	MaxQPs int
-	// Charge is asked before n bytes are kept for a peer that dials, and told with n < 0 when
-	// they have been given back; it is called with the device's lock held. nil: nothing is
-	// counted.
+	// Charge is asked before n bytes are kept for a peer that dials, or for the device itself (no
+	// address), and told with n < 0 when they have been given back; it may be called with the
+	// device's lock held. nil: nothing is counted.
 	Charge func(peer netip.Addr, n int) error
 	Log    *slog.Logger // nil: none
 	// Guard contains panics of what this package's goroutines do. Panics on the reactor are
@@ -134,10 +136,26 @@ func Open(cfg Config) (*Device, error) {
 	default:
 		return nil, fmt.Errorf("soft: a packet cannot carry %d bytes at most, but 256, 512, 1024, 2048 or 4096", cfg.MTU)
 	}
+	if cfg.Buffer == 0 {
+		cfg.Buffer = bufferBytes
+	}
 	p, err := cfg.port()
 	if err != nil {
 		return nil, err
 	}
+	if err := cfg.charge(netip.Addr{}, ownBytes); err != nil {
+		return nil, err
+	}
+	d, err := cfg.device(p)
+	if err != nil {
+		cfg.refund(netip.Addr{}, ownBytes)
+		return nil, err
+	}
+	return d, nil
+}
+
+// device is Open once the memory is there.
+func (cfg Config) device(p port) (*Device, error) {
 	d := &Device{
 		cfg: cfg, r: cfg.Reactor, port: p, in: newInbox(), armed: never,
 		qps: map[*roce.QP]*queuePair{}, listens: map[uint16]*listener{},
@@ -147,7 +165,8 @@ func Open(cfg Config) (*Device, error) {
 	if err := d.build(); err != nil {
 		return nil, err
 	}
-	cfg.Within(func() { d.sock, err = openSocket(cfg.Addr) })
+	var err error
+	cfg.Within(func() { d.sock, err = openSocket(cfg.Addr, cfg.Buffer) })
 	if err != nil {
 		return nil, err
 	}
@@ -160,6 +179,24 @@ func Open(cfg Config) (*Device, error) {
 		d.cfg.Log.Warn("changes of the interface will not be noticed", "device", d.name(), "error", err)
 	}
 	return d, nil
+}
+
+// ownBytes is about what a device needs for itself: what arrives is read into most of it.
+const ownBytes = inSlots*slotBytes + outCopied + 64<<10
+
+// charge asks for memory, as Config.Charge says.
+func (c *Config) charge(peer netip.Addr, n int) error {
+	if c.Charge == nil {
+		return nil
+	}
+	return c.Charge(peer, n)
+}
+
+// refund gives it back.
+func (c *Config) refund(peer netip.Addr, n int) {
+	if c.Charge != nil {
+		_ = c.Charge(peer, -n) // to take less always succeeds
+	}
 }
 
 // port is what the address stands on now.
@@ -223,6 +260,7 @@ func (d *Device) Close() error {
 	d.r.Remove(d.sock.fd)
 	d.r.Sync() // Ended was called, and nothing of the device is on the thread any more
 	d.sock.close()
+	d.cfg.refund(netip.Addr{}, ownBytes)
 	return nil
 }
 

@@ -70,14 +70,12 @@ func (e *env) Send(to netip.AddrPort, b []byte) {
 
 // Charge asks for the memory of a connection that a peer wants.
 func (e *env) Charge(peer netip.Addr) bool {
-	return e.cfg.Charge == nil || e.cfg.Charge(peer, connBytes) == nil
+	return e.cfg.charge(peer, connBytes) == nil
 }
 
 // Refund gives it back.
 func (e *env) Refund(peer netip.Addr) {
-	if e.cfg.Charge != nil {
-		_ = e.cfg.Charge(peer, -connBytes) // to take less always succeeds
-	}
+	e.cfg.refund(peer, connBytes)
 }
 
 // connBytes is about what a peer that dials costs until it is a queue pair.

@@ -77,6 +77,11 @@ func (o *outbox) room(msgs, pieces int) bool {
 // caller skips it, or calls again later.
 func (o *outbox) send(s *socket) error {
 	for o.first < o.n {
+		if s.fault != nil {
+			if err := s.fault(); err != nil {
+				return err
+			}
+		}
 		n, err := sendmmsg(s.fd, o.msgs[o.first:o.n])
 		runtime.KeepAlive(o)
 		if err == unix.EINTR {

@@ -13,9 +13,9 @@ import (
 	"github.com/rdsd/rdsd/roce"
 )
 
-// bufferBytes is what a socket's buffers are asked to hold: bursts of many queue pairs that
-// come while the reactor does other things. Without the right to pass the machine's limit
-// (net.core.rmem_max) it is that limit.
+// bufferBytes is what a socket's buffers are asked to hold unless Config says otherwise: bursts of
+// many queue pairs that come while the reactor does other things. Without the right to pass the
+// machine's limit (net.core.rmem_max) it is that limit.
 const bufferBytes = 8 << 20
 
 // socket is a UDP socket of one address, on which all its queue pairs send and receive.
@@ -27,13 +27,17 @@ type socket struct {
 	fd    int          // -1: closed; guarded by mu
 	scope uint32       // interface of a link-local address
 	gro   bool         // the kernel puts packets together
+
+	// fault is asked before each call that sends, and what it returns is what the call met. It is
+	// for tests, which set it before the socket is used; nil: the calls are made.
+	fault func() error
 }
 
 // ErrPortTaken says that another has port 4791 of an address: with a RoCE link (rdma_rxe) on
 // any interface the kernel has it for all addresses.
 var ErrPortTaken = errors.New("soft: UDP port 4791 is taken; a kernel that has rdma_rxe loaded with a link (rdma link show) has the port of every address, and so has another daemon of this address")
 
-func openSocket(addr netip.Addr) (*socket, error) {
+func openSocket(addr netip.Addr, buffer int) (*socket, error) {
 	addr = addr.Unmap()
 	s := &socket{}
 	family := unix.AF_INET
@@ -52,7 +56,7 @@ func openSocket(addr netip.Addr) (*socket, error) {
 	if err != nil {
 		return nil, os.NewSyscallError("socket", err)
 	}
-	if err = s.setOptions(addr); err == nil {
+	if err = s.setOptions(addr, buffer); err == nil {
 		err = s.bind(addr)
 	}
 	if err != nil {
@@ -77,7 +81,7 @@ func (s *socket) bind(addr netip.Addr) error {
 	}
 }
 
-func (s *socket) setOptions(addr netip.Addr) error {
+func (s *socket) setOptions(addr netip.Addr, buffer int) error {
 	type option struct{ level, name, value int }
 	// Don't fragment: a fragment carries an identification, which the invariant CRC covers.
 	must := []option{{unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO}}
@@ -96,8 +100,8 @@ func (s *socket) setOptions(addr netip.Addr) error {
 		}
 	}
 	for _, o := range []struct{ force, plain int }{{unix.SO_RCVBUFFORCE, unix.SO_RCVBUF}, {unix.SO_SNDBUFFORCE, unix.SO_SNDBUF}} {
-		if unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, o.force, bufferBytes) != nil {
-			_ = unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, o.plain, bufferBytes) // less will do
+		if unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, o.force, buffer) != nil {
+			_ = unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, o.plain, buffer) // less will do
 		}
 	}
 	s.gro = unix.SetsockoptInt(s.fd, unix.SOL_UDP, unix.UDP_GRO, 1) == nil // Linux 5.0

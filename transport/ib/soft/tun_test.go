@@ -226,7 +226,7 @@ func TestBurstIdentifications(t *testing.T) {
 	})
 	var s *socket
 	var err error
-	a.do(func() { s, err = openSocket(netip.MustParseAddr("10.9.0.1")) })
+	a.do(func() { s, err = openSocket(netip.MustParseAddr("10.9.0.1"), bufferBytes) })
 	if err != nil {
 		t.Fatal(err)
 	}

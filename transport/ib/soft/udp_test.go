@@ -11,7 +11,7 @@ import (
 
 func openTestSocket(t testing.TB, addr string) *socket {
 	t.Helper()
-	s, err := openSocket(netip.MustParseAddr(addr))
+	s, err := openSocket(netip.MustParseAddr(addr), bufferBytes)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +102,7 @@ func TestBurst(t *testing.T) {
 // TestPortTaken: the second socket of one address is told who may have the port.
 func TestPortTaken(t *testing.T) {
 	openTestSocket(t, local(2))
-	_, err := openSocket(netip.MustParseAddr(local(2)))
+	_, err := openSocket(netip.MustParseAddr(local(2)), bufferBytes)
 	if !errors.Is(err, ErrPortTaken) {
 		t.Errorf("%v, want ErrPortTaken", err)
 	}
