@@ -70,7 +70,7 @@ fuzz: ## every fuzz target for T each: make fuzz T=1m
 soak: build ## long runs: an hour of seeds, of kernel interop, of volumes whose paths, daemons and stores fail, and of an adversary
 	$(GO) test ./internal/simtest -run TestSeeds -v -timeout 3h -sim.seeds=200000
 	$(GO) test ./interop -v -timeout 3h -interop.rounds=20
-	RDSD_BIN=$(CURDIR)/$(BIN) $(GO) test ./internal/volumetest -v -timeout 3h -volumetest.traffic=1h -volumetest.kills=2000 -volumetest.ghosts=1000 -volumetest.stall=60s
+	RDSD_BIN=$(CURDIR)/$(BIN) $(GO) test ./internal/volumetest -v -timeout 3h -volumetest.traffic=1h -volumetest.kills=2000 -volumetest.ghosts=1000 -volumetest.rdma=1 -volumetest.stall=60s
 	RDSD_BIN=$(CURDIR)/$(BIN) $(GO) test ./internal/adversary -v -timeout 2h -adversary.time=1h
 	RDSD_BIN=$(CURDIR)/$(BIN) $(GO) test ./internal/processtest -v -timeout 1h -run EverySystemCall -processtest.every
 	$(GO) test ./interop/kernelnbd -v -timeout 1h -run TestDaemons -traffic 17

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -48,6 +49,9 @@ func (w *world) newDaemon(name string, host int, obeying bool, settings string) 
 	d := &daemon{t: w.t, name: name, obeying: obeying, socket: filepath.Join(w.dir, name[:1]), config: filepath.Join(w.dir, name+".toml")}
 	text := fmt.Sprintf("version = 1\n[rds]\naddresses = [%q]\nport = %d\n[api]\nsocket = %q\n[http]\nlisten = \"\"\n[volumes]\nport = %d\nname = %q\n%s\n",
 		w.at(host), w.port, d.socket, w.volumes, name, settings)
+	if w.over.hasRDMA() {
+		text = strings.Replace(text, "[volumes]\n", fmt.Sprintf("[volumes]\nrdma = \"soft\"\nrdma_port = %d\n", w.rdma), 1)
+	}
 	if err := os.WriteFile(d.config, []byte(text), 0o600); err != nil {
 		w.t.Fatal(err)
 	}

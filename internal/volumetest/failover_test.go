@@ -21,8 +21,21 @@ const (
 // all lost for five seconds, under fio with checksums and an app that knows every
 // block. Every byte is right, no operation waits longer than promised, and every
 // silence is noticed in time (B2 to B4).
-func TestFailovers(t *testing.T) {
-	w := newWorld(t)
+func TestFailovers(t *testing.T) { testFailovers(t, overTCP) }
+
+// TestFailoversOverRDMA: the same with paths over RoCE, and with paths of both kinds, among
+// which requests fail over.
+func TestFailoversOverRDMA(t *testing.T) {
+	for _, o := range []over{overRDMA, overBoth} {
+		t.Run(o.String(), func(t *testing.T) {
+			t.Parallel()
+			testFailovers(t, o)
+		})
+	}
+}
+
+func testFailovers(t *testing.T, o over) {
+	w := newWorld(t, o)
 	w.serve(false, "")
 	w.map_("")
 	w.addPaths(3)
@@ -38,6 +51,10 @@ func TestFailovers(t *testing.T) {
 	}()
 
 	cutting, others := *traffic, 14*time.Second // what the other parts take at least
+	if o.hasRDMA() {
+		cutting /= time.Duration(*rdmaShare)
+		others = time.Duration(o.some(7)) * 2 * time.Second
+	}
 	if testing.Short() {
 		cutting, others = time.Second, 2*time.Second
 	}
@@ -51,13 +68,14 @@ func TestFailovers(t *testing.T) {
 	f := &failovers{t: t, w: w, m: ma, a: a, events: events}
 	f.cuts(cutting)
 	t.Logf("after the cuts: %d failovers, the longest operation took %v", events.count(isFailover), ms(f.worst))
-	f.silences(some(6))
-	f.flaps(some(3))
+	f.silences(o.some(6))
+	f.flaps(o.some(3))
 	f.slow(2 * time.Second)
 	stall := f.worst
 	r := fio.wait()
-	if n := events.count(isFailover); n < 200 && *traffic >= 20*time.Second && !testing.Short() {
-		t.Errorf("%d failovers, want 200", n)
+	want := int(10 * min(cutting, 20*time.Second).Seconds())
+	if n := events.count(isFailover); n < want && !testing.Short() {
+		t.Errorf("%d failovers, want %d", n, want)
 	}
 	if stall > worstStall || r.longest > worstStall {
 		t.Errorf("an operation took %v, one of fio's %v; %v are allowed", stall, r.longest, worstStall)
@@ -69,7 +87,7 @@ func TestFailovers(t *testing.T) {
 	}
 	n := events.count(isFailover)
 
-	f.half(some(3))
+	f.half(o.some(3))
 	again := time.Duration(0)
 	if !testing.Short() {
 		again = f.allLost(mf.URI)
@@ -85,8 +103,8 @@ func TestFailovers(t *testing.T) {
 	}
 	first, last := spread(f.noticed)
 	_, half := spread(f.halves)
-	t.Logf("REPORT %d failovers with %d requests; worst stall %v (fio's %v); silence noticed after %v to %v (%d times); %d operations and %d of fio's, all bytes right; one silent connection of a path: %v; without any path for 5 s, then on after %v",
-		n, events.requests(), ms(stall), ms(r.longest), ms(first), ms(last), len(f.noticed), a.ops.Load(), r.reads+r.writes, ms(half), ms(again))
+	t.Logf("REPORT over %v: %d failovers with %d requests; worst stall %v (fio's %v); silence noticed after %v to %v (%d times); %d operations and %d of fio's, all bytes right; one silent connection of a path: %v; without any path for 5 s, then on after %v",
+		o, n, events.requests(), ms(stall), ms(r.longest), ms(first), ms(last), len(f.noticed), a.ops.Load(), r.reads+r.writes, ms(half), ms(again))
 }
 
 func ms(d time.Duration) time.Duration { return d.Round(time.Millisecond) }

@@ -144,7 +144,7 @@ func (w *world) pingPong() *pingPong {
 // it is thawed, and that it passes the limit of a request meanwhile gives up no path
 // that others use.
 func TestFrozenStore(t *testing.T) {
-	w := newWorld(t)
+	w := newWorld(t, overTCP)
 	dir := w.fileSystem()
 	w.serve(false, "")
 	w.map_("")

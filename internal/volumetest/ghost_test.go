@@ -19,6 +19,21 @@ import (
 // through the volume and in the file, at once and at the end (B3).
 func TestGhostWrites(t *testing.T) {
 	t.Parallel()
+	ghostWrites(t, overTCP)
+}
+
+// TestGhostWritesOverRDMA: the same with paths over RoCE, and with one of each kind.
+func TestGhostWritesOverRDMA(t *testing.T) {
+	t.Parallel()
+	for _, o := range []over{overRDMA, overBoth} {
+		t.Run(o.String(), func(t *testing.T) {
+			t.Parallel()
+			ghostWrites(t, o)
+		})
+	}
+}
+
+func ghostWrites(t *testing.T, o over) {
 	var rounds atomic.Int64
 	variants := []struct {
 		name  string
@@ -32,12 +47,12 @@ func TestGhostWrites(t *testing.T) {
 		{"stalled store, serving daemon killed", rdsd.MapSpec{}, (*ghost).serverKilled},
 		{"stalled store, given up", rdsd.MapSpec{OnLoss: rdsd.OnLossError, IOTimeout: 2 * time.Second, LossTimeout: 300 * time.Millisecond}, (*ghost).givenUp},
 	}
-	each := (some(*ghosts) + len(variants) - 1) / len(variants)
+	each := (o.some(*ghosts) + len(variants) - 1) / len(variants)
 	t.Run("variants", func(t *testing.T) {
 		for _, v := range variants {
 			t.Run(v.name, func(t *testing.T) {
 				t.Parallel()
-				g := newGhost(t, v.spec, each)
+				g := newGhost(t, o, v.spec, each)
 				for i := range each {
 					v.round(g, i)
 					g.holdsB(i)
@@ -50,7 +65,7 @@ func TestGhostWrites(t *testing.T) {
 			})
 		}
 	})
-	t.Logf("REPORT %d writes held while their path died, in %d ways: the block held the later write each time", rounds.Load(), len(variants))
+	t.Logf("REPORT over %v: %d writes held while their path died, in %d ways: the block held the later write each time", o, rounds.Load(), len(variants))
 }
 
 // ghost is a world with two paths and one volume.
@@ -61,8 +76,8 @@ type ghost struct {
 	c *nbd.Client
 }
 
-func newGhost(t *testing.T, s rdsd.MapSpec, rounds int) *ghost {
-	w := newWorld(t)
+func newGhost(t *testing.T, o over, s rdsd.MapSpec, rounds int) *ghost {
+	w := newWorld(t, o)
 	w.serve(true, "")
 	w.map_("")
 	w.addPaths(2)
@@ -177,7 +192,7 @@ func (g *ghost) pathsCut(i int) {
 }
 
 // busy is the path that has requests.
-func (g *ghost) busy() (busy, other *proxy) {
+func (g *ghost) busy() (busy, other path) {
 	g.t.Helper()
 	eventually(g.t, "a request is on a path", func() bool {
 		paths, err := g.w.client.vols().Paths(g.w.ctx(), g.m.Session)

@@ -92,7 +92,7 @@ func TestHostileClient(t *testing.T) {
 }
 
 func newHostile(t *testing.T) *hostile {
-	w := newWorld(t)
+	w := newWorld(t, overTCP)
 	h := &hostile{t: t, w: w, keys: &keyTap{conns: map[net.Conn][]byte{}}}
 	for _, name := range []string{"secret", "readonly"} {
 		h.put(w.file(name), strings.Repeat(canary, 300)[:8192])
@@ -145,7 +145,7 @@ path = %q
 	w.server.hostile = true
 	w.map_("")
 	w.addPaths(1)
-	w.paths[0].tap = h.keys.take
+	w.paths[0].(*proxy).tap = h.keys.take
 	h.a = newApp(t, w.mount(rdsd.MapSpec{Name: "victim"}).URI)
 	h.a.rate = time.Millisecond
 	return h

@@ -65,11 +65,16 @@ func (d *daemon) again() {
 // TestServerKilled kills the daemon that exports, under I/O. What was under way
 // waits and goes on when it is back; there is no error, and no write that had
 // completed is missing (B1, B2, B4).
-func TestServerKilled(t *testing.T) {
+func TestServerKilled(t *testing.T) { serverKilled(t, overTCP) }
+
+// TestServerKilledOverRDMA: the same over RoCE, where nothing tells that a process has ended.
+func TestServerKilledOverRDMA(t *testing.T) { serverKilled(t, overRDMA) }
+
+func serverKilled(t *testing.T, o over) {
 	t.Parallel()
 	var back times
-	parallel(t, some(*kills), func(t *testing.T, world, n int) {
-		w := newWorld(t)
+	parallel(t, o.some(*kills), func(t *testing.T, world, n int) {
+		w := newWorld(t, o)
 		w.serve(false, "")
 		w.map_("")
 		w.export("disk", appBytes)
@@ -101,15 +106,20 @@ func TestServerKilled(t *testing.T) {
 		a.d.inFile(t, w.file("disk"))
 		back.count(a.ops.Load())
 	})
-	t.Logf("REPORT the serving daemon killed %d times under I/O: on after %v, %d operations, no error, nothing lost", len(back.l), &back, back.n)
+	t.Logf("REPORT over %v: the serving daemon killed %d times under I/O: on after %v, %d operations, no error, nothing lost", o, len(back.l), &back, back.n)
 }
 
 // TestServerKilledErrors: with on-loss error, requests fail in time while the
 // daemon is away, and others go on when it is back.
-func TestServerKilledErrors(t *testing.T) {
+func TestServerKilledErrors(t *testing.T) { serverKilledErrors(t, overTCP) }
+
+// TestServerKilledErrorsOverRDMA: the same over RoCE.
+func TestServerKilledErrorsOverRDMA(t *testing.T) { serverKilledErrors(t, overRDMA) }
+
+func serverKilledErrors(t *testing.T, o over) {
 	t.Parallel()
 	const ioTimeout, lossTimeout = time.Second, 200 * time.Millisecond
-	w := newWorld(t)
+	w := newWorld(t, o)
 	w.serve(false, "")
 	w.map_("")
 	w.export("disk", appBytes)
@@ -118,7 +128,7 @@ func TestServerKilledErrors(t *testing.T) {
 	a.failing.Store(true)
 	a.start()
 	a.progress(200, 5*time.Second)
-	n := some(*kills / 10)
+	n := o.some(*kills / 10)
 	for range n {
 		pause()
 		w.server.kill()
@@ -135,18 +145,23 @@ func TestServerKilledErrors(t *testing.T) {
 	if most := ioTimeout + lossTimeout + 500*time.Millisecond; worst > most {
 		t.Errorf("an operation took %v; at most %v are configured", ms(worst), ioTimeout+lossTimeout)
 	}
-	t.Logf("REPORT the same %d times with errors allowed: %d operations failed, the slowest after %v", n, a.failed.Load(), ms(worst))
+	t.Logf("REPORT over %v: the same %d times with errors allowed: %d operations failed, the slowest after %v", o, n, a.failed.Load(), ms(worst))
 }
 
 // TestClientKilled kills the daemon that maps, under I/O. The socket of a
 // mapping is back at the same place within a second of the daemon's start,
 // whether it is persistent or not, and every write that had completed is there.
-func TestClientKilled(t *testing.T) {
+func TestClientKilled(t *testing.T) { clientKilled(t, overTCP) }
+
+// TestClientKilledOverRDMA: the same over RoCE, and over both in worlds of two paths.
+func TestClientKilledOverRDMA(t *testing.T) { clientKilled(t, overBoth) }
+
+func clientKilled(t *testing.T, o over) {
 	t.Parallel()
 	const within = time.Second
 	var back times
-	parallel(t, some(*kills), func(t *testing.T, world, n int) {
-		w := newWorld(t)
+	parallel(t, o.some(*kills), func(t *testing.T, world, n int) {
+		w := newWorld(t, o)
 		w.serve(false, "")
 		w.map_("")
 		w.export("disk", appBytes)
@@ -193,5 +208,5 @@ func TestClientKilled(t *testing.T) {
 	if most > within {
 		t.Errorf("a socket was back after %v; %v are allowed", ms(most), within)
 	}
-	t.Logf("REPORT the mapping daemon killed %d times under I/O: the socket back after %v, %d operations, nothing lost", len(back.l), &back, back.n)
+	t.Logf("REPORT over %v: the mapping daemon killed %d times under I/O: the socket back after %v, %d operations, nothing lost", o, len(back.l), &back, back.n)
 }

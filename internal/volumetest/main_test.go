@@ -13,10 +13,11 @@ import (
 
 // What make soak sets higher.
 var (
-	traffic = flag.Duration("volumetest.traffic", 20*time.Second, "how long paths are cut again and again")
-	kills   = flag.Int("volumetest.kills", 100, "how often a daemon of each sort is killed")
-	ghosts  = flag.Int("volumetest.ghosts", 50, "how many writes are held on dying paths")
-	stall   = flag.Duration("volumetest.stall", 3*time.Second, "how long a store stalls")
+	traffic   = flag.Duration("volumetest.traffic", 20*time.Second, "how long paths are cut again and again")
+	kills     = flag.Int("volumetest.kills", 100, "how often a daemon of each sort is killed")
+	ghosts    = flag.Int("volumetest.ghosts", 50, "how many writes are held on dying paths")
+	rdmaShare = flag.Int("volumetest.rdma", 5, "of what is done to paths over TCP, one in so many is done to those over RDMA")
+	stall     = flag.Duration("volumetest.stall", 3*time.Second, "how long a store stalls")
 )
 
 // some is n, or a few for go test -short.

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
 // proxy is a path between two daemons that fails on command. What it harms is
@@ -57,6 +59,8 @@ func newProxy(t testing.TB, at, from, to string) *proxy {
 }
 
 func (p *proxy) addr() string { return p.l.Addr().String() }
+
+func (p *proxy) spec() rdsd.PathSpec { return rdsd.PathSpec{Src: p.from.String(), Dst: p.addr()} }
 
 func (p *proxy) end() {
 	p.l.Close()

@@ -18,7 +18,7 @@ import (
 // obeying is a world whose stores obey, with one volume of an app's size and
 // something beyond it, mapped.
 func obeying(t *testing.T, s rdsd.MapSpec) (*world, *rdsd.Mapping) {
-	w := newWorld(t)
+	w := newWorld(t, overTCP)
 	w.serve(true, "")
 	w.map_("")
 	w.addPaths(2)
@@ -133,7 +133,7 @@ func TestFailedSync(t *testing.T) {
 // does (B3, B4).
 func TestStalledStore(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newWorld(t, overTCP)
 	w.serve(true, "")
 	w.map_("")
 	w.addPaths(2)
@@ -191,12 +191,17 @@ func TestStalledStore(t *testing.T) {
 // anew. What was flushed, and what was written with FUA, is there; no flush
 // succeeds before the volume is mapped anew, because completed writes may be
 // gone (B1, B7).
-func TestPowerCut(t *testing.T) {
+func TestPowerCut(t *testing.T) { powerCuts(t, overTCP, 6) }
+
+// TestPowerCutOverRDMA: the same over RoCE.
+func TestPowerCutOverRDMA(t *testing.T) { powerCuts(t, overRDMA, max(6 / *rdmaShare, 2)) }
+
+func powerCuts(t *testing.T, o over, cuts int) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("another boot id needs a mount namespace, and root")
 	}
-	w := newWorld(t)
+	w := newWorld(t, o)
 	boot := filepath.Join(w.dir, "boot")
 	start := func(n byte) {
 		if err := os.WriteFile(boot, []byte("00000000-0000-4000-8000-00000000000"+string('0'+n)+"\n"), 0o600); err != nil {
@@ -210,12 +215,11 @@ func TestPowerCut(t *testing.T) {
 	start(0)
 	w.server.ready()
 	w.map_("")
-	const cuts = 6
-	w.export("disk", appBytes+cuts*blockSize)
+	w.export("disk", uint64(appBytes+cuts*blockSize))
 	m := w.mount(rdsd.MapSpec{Name: "disk"})
 	a := newApp(t, m.URI)
 	lost := 0
-	for i := range byte(cuts) {
+	for i := range byte(cuts) { // a digit of the boot id
 		a.noFlush.Store(false)
 		a.failing.Store(false)
 		a.start()
@@ -271,7 +275,7 @@ func TestPowerCut(t *testing.T) {
 	if lost == 0 {
 		t.Error("no sector was in danger")
 	}
-	t.Logf("REPORT %d power cuts with %d sectors in danger: everything flushed is there, no flush succeeded before the volume was mapped anew", cuts, lost)
+	t.Logf("REPORT over %v: %d power cuts with %d sectors in danger: everything flushed is there, no flush succeeded before the volume was mapped anew", o, cuts, lost)
 }
 
 // fua writes a block with FUA.

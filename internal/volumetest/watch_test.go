@@ -70,7 +70,7 @@ func isFailover(e *rdsd.VolumeEvent) bool { return e.Kind == rdsd.EventFailover 
 
 // state is when the path over p had another state than connected, or again that
 // state, for the first time since.
-func (w *watch) state(p *proxy, connected bool, since time.Time) (at time.Time, ok bool) {
+func (w *watch) state(p path, connected bool, since time.Time) (at time.Time, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for i := len(w.events) - 1; i >= 0 && !w.events[i].Time.Before(since); i-- {
