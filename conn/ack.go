@@ -66,7 +66,9 @@ func (p *Lane) ack(now time.Duration, a uint64) error {
 }
 
 func (p *Lane) delivered(now time.Duration, m *Msg) {
-	p.settled(now, m)
+	if len(p.holds) > 0 {
+		p.settled(now, m)
+	}
 	p.done(m, Delivered, WhyNone)
 }
 

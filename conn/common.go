@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/internal/stats"
+	"github.com/rdsd/rdsd/transport"
 )
 
 // Common is what the connections of one local address share: what they are told once, the
@@ -18,6 +19,12 @@ type Common struct {
 	// AllowKernel reports whether the peer at an address may be a kernel, which cannot prove
 	// its identity. It is asked when a link begins.
 	AllowKernel func(netip.Addr) bool
+
+	// Lone is an empty batch that the owner offers for this step: a message that finds nothing
+	// before it on its lane leaves in it at once (lone.go), and Filled is that lane then. The
+	// owner writes the batch as if Fill had filled it.
+	Lone   *transport.Batch
+	Filled *Lane
 
 	// Left by steps until the owner takes them, in the order in which they happened.
 

@@ -205,6 +205,11 @@ func (c *Conn) Enqueue(now time.Duration, m *Msg) {
 	}
 	p := c.laneFor(now, m.SPort)
 	c.accepted(m)
+	if b := c.com.Lone; b != nil && p.takesLone(m) {
+		c.com.Lone, c.com.Filled = nil, p
+		p.sendLone(now, m, b)
+		return
+	}
 	p.enqueue(m)
 	p.want(now)
 }

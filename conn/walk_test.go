@@ -46,6 +46,7 @@ type walk struct {
 	peer  string // rdsd, kernel, legacy, or mute, which answers no handshake
 	lanes int    // of the peer
 	mean  bool   // it gives hardly any credits
+	small bool   // what sockets send is mostly small, and more of it
 	inc   int    // incarnation or generation of the peer
 	was   []uint64
 	steps []string
@@ -80,7 +81,12 @@ func (k *walk) word(l ...string) string { return l[k.rng.Intn(len(l))] }
 func (k *walk) say(f string, a ...any)  { k.do(fmt.Sprintf(f, a...)) }
 func (k *walk) port() int               { return k.oneOf(4000, 4001, 4002) }
 func (k *walk) sport() int              { return 5000 + k.rng.Intn(6) }
-func (k *walk) length() int             { return k.oneOf(0, 1, 100, 10_000, 16_384, 16_385, 300_000) }
+func (k *walk) length() int {
+	if k.small && k.chance(80) {
+		return k.oneOf(0, 64, 2048)
+	}
+	return k.oneOf(0, 1, 100, 10_000, 16_384, 16_385, 300_000)
+}
 func (k *walk) inState(s ...State) *Lane {
 	return k.oneLane(func(p *Lane) bool { return contains(s, p.state) })
 }
@@ -177,6 +183,10 @@ func (k *walk) next() {
 	}
 	if p := k.oneLane(func(p *Lane) bool { return p.state == Up && !p.ready }); p != nil && k.chance(60) {
 		k.receive(p, 1)
+		return
+	}
+	if k.small && k.chance(35) {
+		k.say("send %d>%d %d", k.sport(), k.port(), k.length())
 		return
 	}
 	n := k.rng.Intn(100)

@@ -40,6 +40,9 @@ type world struct {
 
 	clearedMap bool // a whole map came: any port may be clear
 
+	lone  bool // each message is offered a batch of its own (lone.go)
+	lones int  // those that took it
+
 	hold    bool // batches stay unwritten until the test says so
 	batch   map[*Lane]*transport.Batch
 	txB     map[*Lane]uint64 // bytes given to its link
@@ -203,17 +206,25 @@ func (w *world) fill(p *Lane) {
 			b.Put()
 			return
 		}
-		w.txB[p] += uint64(b.Bytes())
-		for _, f := range framesOf(w.t, b) {
-			w.note("%d tx %s", p.idx, w.text(f))
-		}
-		if w.hold {
-			w.batch[p] = b
+		if !w.write(p, b) {
 			return
 		}
-		b.Put()
-		p.Wrote(w.now)
 	}
+}
+
+// write is what follows Fill; false: the batch is held.
+func (w *world) write(p *Lane, b *transport.Batch) bool {
+	w.txB[p] += uint64(b.Bytes())
+	for _, f := range framesOf(w.t, b) {
+		w.note("%d tx %s", p.idx, w.text(f))
+	}
+	if w.hold {
+		w.batch[p] = b
+		return false
+	}
+	b.Put()
+	p.Wrote(w.now)
+	return true
 }
 
 func framesOf(t testing.TB, b *transport.Batch) (list []transport.Frame) {
@@ -256,7 +267,23 @@ func (w *world) enqueue(m *Msg) {
 	m.Cell = new(uint64)
 	w.cells[m.Tag] = m.Cell
 	m.Bytes = uint32(len(m.Payload))
+	if !w.lone {
+		w.c.Enqueue(w.now, m)
+		return
+	}
+	b := transport.GetBatch()
+	w.com.Lone = b
 	w.c.Enqueue(w.now, m)
+	p := w.com.Filled
+	w.com.Lone, w.com.Filled = nil, nil
+	if p == nil {
+		b.Put()
+		return
+	}
+	w.lones++
+	if w.write(p, b) {
+		w.fill(p)
+	}
 }
 
 // sendChain sends count datagrams of n bytes that a sender has collected.

@@ -84,6 +84,12 @@ func (p *Lane) Fill(now time.Duration, b *transport.Batch) bool {
 		}
 		return false
 	}
+	p.filled(now, b, &o)
+	return true
+}
+
+// filled ends the filling of a batch that has frames: the shell writes it now.
+func (p *Lane) filled(now time.Duration, b *transport.Batch, o *frameOut) {
 	if o.put {
 		// told and not ack: a frame may have been filled before a refusal raised ack.
 		p.ackPending, p.ackDue, p.ackedRx = false, Never, o.told
@@ -91,11 +97,11 @@ func (p *Lane) Fill(now time.Duration, b *transport.Batch) bool {
 	b.Seal()
 	p.writing = true
 	p.lastTx = now
-	p.txOff += uint64(b.Bytes())
-	p.sentB += uint64(b.Bytes())
-	c.ctr.SentBytes += uint64(b.Bytes())
-	c.ctr.SentFrames += uint64(b.Frames())
-	return true
+	bytes := uint64(b.Bytes())
+	p.txOff += bytes
+	p.sentB += bytes
+	p.c.ctr.SentBytes += bytes
+	p.c.ctr.SentFrames += uint64(b.Frames())
 }
 
 // put writes one frame. Acknowledgement, credits and checksum are for rdsd.
@@ -329,30 +335,36 @@ func (p *Lane) fillData(now time.Duration, b *transport.Batch, o *frameOut) {
 		if p.keepBack(m) {
 			continue
 		}
-		var flags uint8
-		if o.rdsd {
-			if len(p.resume) > 0 {
-				// The first after a hold ends the receiver's refusing. The flag stays on the message,
-				// not on this frame alone: if the link is lost it must be sent again with it.
-				if _, ok := p.resume[m.DPort]; ok {
-					delete(p.resume, m.DPort)
-					m.flags |= wire.FlagResume
-				}
-			}
-			flags = m.flags
-			p.sinceAck.frames++
-			p.sinceAck.bytes += len(m.Payload)
-			// Ask for an acknowledgement so often that neither side keeps much, and at the end of
-			// a run that a sender waits for; asking for each datagram would double the frames of
-			// small requests.
-			if p.sinceAck.frames >= p.c.cfg.AckFrames || p.sinceAck.bytes >= p.c.cfg.AckBytes || m.Want && (p.sinceAck.bytes >= p.c.cfg.AckStep || p.lastOfRun(m)) {
-				flags |= wire.FlagAckRequired
-				p.sinceAck.frames, p.sinceAck.bytes = 0, 0
+		p.sendData(now, b, o, m)
+	}
+}
+
+// sendData puts a datagram, which stands in no list, into the batch: for the first time, or
+// again after it was refused.
+func (p *Lane) sendData(now time.Duration, b *transport.Batch, o *frameOut, m *Msg) {
+	var flags uint8
+	if o.rdsd {
+		if len(p.resume) > 0 {
+			// The first after a hold ends the receiver's refusing. The flag stays on the message,
+			// not on this frame alone: if the link is lost it must be sent again with it.
+			if _, ok := p.resume[m.DPort]; ok {
+				delete(p.resume, m.DPort)
+				m.flags |= wire.FlagResume
 			}
 		}
-		p.c.com.QueueNs.Add(now - m.At)
-		p.send(now, b, o, m, flags)
+		flags = m.flags
+		p.sinceAck.frames++
+		p.sinceAck.bytes += len(m.Payload)
+		// Ask for an acknowledgement so often that neither side keeps much, and at the end of
+		// a run that a sender waits for; asking for each datagram would double the frames of
+		// small requests.
+		if p.sinceAck.frames >= p.c.cfg.AckFrames || p.sinceAck.bytes >= p.c.cfg.AckBytes || m.Want && (p.sinceAck.bytes >= p.c.cfg.AckStep || p.lastOfRun(m)) {
+			flags |= wire.FlagAckRequired
+			p.sinceAck.frames, p.sinceAck.bytes = 0, 0
+		}
 	}
+	p.c.com.QueueNs.Add(now - m.At)
+	p.send(now, b, o, m, flags)
 }
 
 // lastOfRun reports whether m ends a run of datagrams whose sender waits for their outcome.

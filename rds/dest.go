@@ -202,9 +202,12 @@ func (s *Socket) PostAdmitted(now time.Duration, d *Dest, t wire.Train, cookie u
 	port := f.dst.Port()
 	m := e.conns.NewMsg()
 	m.Bytes = uint32(t.PayloadBytes())
-	if t.Count == 1 {
+	switch {
+	case t.Count == 1 && !t.Table:
+		m.Payload = t.Body
+	case t.Count == 1:
 		m.Payload = oneDatagram(t)
-	} else {
+	default:
 		m.Payload, m.Count, m.Table = t.Body, uint16(t.Count), t.Table
 	}
 	m.Cookie, m.Tag, m.Report, m.DPort, m.Cell = cookie, tag, bool(report), port, cell

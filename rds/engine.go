@@ -307,6 +307,23 @@ func (e *Engine) Fill(now time.Duration, p *conn.Lane, b *transport.Batch) bool 
 	return ok
 }
 
+// OfferLone offers an empty batch for the step under way: a small datagram to an rdsd that finds
+// nothing before it is put into it when it is accepted (conn/lone.go), without a turn of its
+// own. TakeLone ends the offer before the step does.
+func (e *Engine) OfferLone(b *transport.Batch) {
+	if e.tracer == nil { // who is told of what Fill does
+		e.conns.Lone = b
+	}
+}
+
+// TakeLone returns the lane that has filled the batch of OfferLone, if one has: the shell writes
+// it and calls Wrote, as after Fill.
+func (e *Engine) TakeLone() (p *conn.Lane) {
+	p = e.conns.Filled
+	e.conns.Lone, e.conns.Filled = nil, nil
+	return p
+}
+
 // AddressLost ends our incarnation towards all peers; see conn.Conn.AddressLost.
 func (e *Engine) AddressLost(now time.Duration) {
 	for _, pe := range e.order {

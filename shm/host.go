@@ -3,6 +3,7 @@ package shm
 import (
 	"fmt"
 	"net/netip"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
@@ -28,6 +29,9 @@ type Host struct {
 
 	news uint32 // bits of ClientWaits*, stored since Publish looked
 
+	// Words of the region that are looked at for each datagram, where they are.
+	sendTailW, sendHeadW, eventHeadW, releaseTailW, nudgesW *atomic.Uint64
+
 	viewSide
 	sendSide
 	eventSide
@@ -37,7 +41,7 @@ type Host struct {
 
 // NewHost makes the daemon's end of a new region. led may be nil.
 func NewHost(r *Region, led *LedgerRegion) *Host {
-	h := &Host{r: r, led: led}
+	h := &Host{r: r, led: led, sendTailW: r.SendTail(), sendHeadW: r.SendHead(), eventHeadW: r.EventHead(), releaseTailW: r.ReleaseTail(), nudgesW: r.Nudges()}
 	h.initSend()
 	h.initRecv()
 	h.refresh()

@@ -100,7 +100,7 @@ func (h *Host) Freed(mask uint64) {
 func (h *Host) eventRoom() int {
 	n := uint64(h.r.Events)
 	if h.eventTail-h.eventHead.Load() >= n {
-		head := h.r.EventHead().Load()
+		head := h.eventHeadW.Load()
 		if h.eventPub-head > n {
 			h.hostile("event head %d with %d published in a ring of %d", head, h.eventPub, n)
 			return 0

@@ -333,7 +333,7 @@ func (h *Host) Releases() (bytes, cost, datagrams int, err error) {
 	if h.dead {
 		return 0, 0, 0, nil
 	}
-	tail := h.r.ReleaseTail().Load()
+	tail := h.releaseTailW.Load()
 	if tail-h.relHead > uint64(h.r.Releases) {
 		return 0, 0, 0, h.hostile("release tail %d with %d taken of a ring of %d", tail, h.relHead, h.r.Releases)
 	}

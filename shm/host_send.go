@@ -3,6 +3,8 @@ package shm
 import (
 	"fmt"
 	"net/netip"
+	"sync/atomic"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -109,6 +111,9 @@ func (h *Host) Growth() (from uint32, pages int, wanted bool) {
 	return h.entries, pages, true
 }
 
+// Lags reports whether Growth or Unsure has something to tell.
+func (h *Host) Lags() bool { return h.growth == growthWanted || h.asking == askWanted }
+
 // Growing reports whether Growth has been told and Grown not called yet.
 func (h *Host) Growing() bool { return h.growth == growthBegun }
 
@@ -140,6 +145,10 @@ func (h *Host) Next(p *Post) (ok bool, err error) {
 	return true, nil
 }
 
+// Only reports whether the descriptor that Next showed was the only one when the ring was
+// looked at.
+func (h *Host) Only() bool { return h.sendTail-h.sendHead == 1 }
+
 // claimTries is how often a client may append between a load and the claim
 // before the daemon turns to something else.
 const claimTries = 16
@@ -152,7 +161,7 @@ func (h *Host) claim() (bool, error) {
 	if n == h.sendTail {
 		// The tail is the client's, and is read once: every later decision is about this
 		// value.
-		t := h.r.SendTail().Load()
+		t := h.sendTailW.Load()
 		if t-n > uint64(h.r.Sends) {
 			return false, h.hostile("send tail %d with %d taken of a ring of %d", t, n, h.r.Sends)
 		}
@@ -186,7 +195,8 @@ func (h *Host) read(n uint64) (bool, error) {
 	if at := n & uint64(h.r.Sends-1); !h.clientHas(h.r.SendOff+at*entryBytes, entryBytes) {
 		return false, nil
 	}
-	word := h.r.SendWord(n)
+	e := h.r.sendEntry(n)
+	word := (*atomic.Uint64)(unsafe.Pointer(e))
 	w := word.Load()
 	for try := 0; !word.CompareAndSwap(w, w|uint64(WordClaimed)); w = word.Load() {
 		if try++; try == claimTries {
@@ -194,21 +204,21 @@ func (h *Host) read(n uint64) (bool, error) {
 		}
 	}
 	crash.Point("ring.claim")
-	if err := h.r.readPost(n, Word(w), &h.cur); err != nil {
+	if err := h.r.readPost(n, e, Word(w), &h.cur); err != nil {
 		return false, h.hostile("%v", err)
 	}
 	h.half = true
 	return true, nil
 }
 
-// readPost reads send descriptor n, whose word was w. An error is one that
+// readPost reads send descriptor n, which lies in e and whose word was w. An error is one that
 // ends the socket; see Bad for the others.
-func (r *Region) readPost(n uint64, w Word, p *Post) error {
+func (r *Region) readPost(n uint64, e *entry, w Word, p *Post) error {
 	var d SendDesc
 	// One copy out of the client's memory: what is checked below is what is used.
-	d.get(r.sendEntry(n))
+	d.get(e)
 	w &^= WordClaimed
-	kind, count, bytes := w.Kind(), w.Count(), w.Bytes()
+	kind, count, bytes := w.split()
 	// A client that follows docs/shm.md cannot write these, so they end the socket. Errors
 	// that a correct client may make (Bad) fail the one descriptor.
 	if kind < KindEach || kind > KindOpen {
@@ -307,7 +317,7 @@ func (h *Host) Taken(p *Post, dst netip.AddrPort, accepted bool) (id uint32, cel
 }
 
 func (h *Host) moveHead() {
-	h.r.SendHead().Store(h.sendHead)
+	h.sendHeadW.Store(h.sendHead)
 	h.news |= ClientWaitsSendRoom
 	crash.Point("ring.accept.head")
 }
@@ -322,7 +332,7 @@ func (h *Host) Posted() uint64 {
 	if h.dead {
 		return h.sendHead
 	}
-	t := h.r.SendTail().Load()
+	t := h.sendTailW.Load()
 	if t-h.sendHead > uint64(h.r.Sends) {
 		return h.sendHead
 	}

@@ -87,6 +87,18 @@ func (h *Host) Due() bool {
 	return h.HasPosts() || h.HasRoom()
 }
 
+// Look is what a reactor asks in each turn: HasPosts, HasRoom and HasNudges, which say what the
+// answers mean, with the words that all of them read read once. On the reactor's thread.
+func (h *Host) Look() (posts, room, nudges bool) {
+	if h.dead {
+		return false, false, false
+	}
+	v := h.view.Load()
+	posts = v&viewErr != 0 || v&viewTake != 0 && !h.claimed && h.sendTailW.Load() != h.sendHead
+	room = v&viewUnsure == 0 && h.releaseTailW.Load() != h.relHead || v&(viewRing|viewOverflow) != 0 && h.HasRoom()
+	return posts, room, h.nudgesW.Load() != h.nudged
+}
+
 // HasPosts reports whether Next would bring a descriptor that it has not
 // shown before, or an error. On the reactor's thread or with the lock.
 func (h *Host) HasPosts() bool {
@@ -97,24 +109,24 @@ func (h *Host) HasPosts() bool {
 	if v&viewErr != 0 {
 		return true
 	}
-	return v&viewTake != 0 && !h.claimed && h.r.SendTail().Load() != h.sendHead
+	return v&viewTake != 0 && !h.claimed && h.sendTailW.Load() != h.sendHead
 }
 
 // HasNudges reports whether the client has asked, since the last TakeNudges, for readers of
 // its pairs to be rung awake. On the reactor's thread.
-func (h *Host) HasNudges() bool { return !h.dead && h.r.Nudges().Load() != h.nudged }
+func (h *Host) HasNudges() bool { return !h.dead && h.nudgesW.Load() != h.nudged }
 
 // TakeNudges comes before the pairs are looked at. On the reactor's thread.
 func (h *Host) TakeNudges() {
 	if !h.dead {
-		h.nudged = h.r.Nudges().Load()
+		h.nudged = h.nudgesW.Load()
 	}
 }
 
 // HasReleases reports whether Releases would bring something. On the reactor's
 // thread or with the lock.
 func (h *Host) HasReleases() bool {
-	return !h.dead && h.view.Load()&viewUnsure == 0 && h.r.ReleaseTail().Load() != h.relHead
+	return !h.dead && h.view.Load()&viewUnsure == 0 && h.releaseTailW.Load() != h.relHead
 }
 
 // HasRoom reports whether the client released slots, took descriptors from a
@@ -128,7 +140,7 @@ func (h *Host) HasRoom() bool {
 	v := h.view.Load()
 	return h.HasReleases() ||
 		v&viewRing != 0 && h.r.RecvHead().Load() != h.recvHead.Load() ||
-		v&viewOverflow != 0 && h.r.EventHead().Load() != h.eventHead.Load()
+		v&viewOverflow != 0 && h.eventHeadW.Load() != h.eventHead.Load()
 }
 
 // Sleep declares the daemon asleep in this region and looks once more: if there is work it

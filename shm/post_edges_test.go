@@ -51,7 +51,7 @@ func TestPostEdges(t *testing.T) {
 		}
 		c.d.put(r.sendEntry(3))
 		var p Post
-		err := r.readPost(3, c.w, &p)
+		err := r.readPost(3, r.sendEntry(3), c.w, &p)
 		got := fine
 		switch {
 		case err != nil:

@@ -341,7 +341,7 @@ func (g *RegionReport) readRegion(r *Region) {
 	// them here.
 	for n := g.SendHead; n != tail; n++ {
 		var p Post
-		if err := r.readPost(n, Word(r.SendWord(n).Load()), &p); err != nil {
+		if err := r.readPost(n, r.sendEntry(n), Word(r.SendWord(n).Load()), &p); err != nil {
 			g.fail("%v", err)
 			break
 		}

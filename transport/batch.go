@@ -5,8 +5,8 @@ import "sync"
 // Limits of one batch: the most that goes into one system call.
 const (
 	BatchBytes  = 256 << 10
-	BatchPieces = 128 // pieces of memory (struct iovec)
-	inlineLen   = 2 << 10
+	BatchPieces = 128     // pieces of memory (struct iovec)
+	InlineBytes = 2 << 10 // payloads up to this are copied
 	stageBytes  = 192 << 10
 )
 
@@ -51,7 +51,7 @@ func (b *Batch) Room(n int) bool {
 		return true
 	}
 	need := 48
-	if n <= inlineLen {
+	if n <= InlineBytes {
 		need += n
 	}
 	return b.size+48+n <= BatchBytes && len(b.stage)+need <= cap(b.stage) && len(b.pieces)+2 < BatchPieces
@@ -62,7 +62,7 @@ func (b *Batch) Room(n int) bool {
 // of the protocol's own that end a batch need not ask.
 func (b *Batch) Frame(payload []byte) []byte {
 	need := 48
-	if len(payload) <= inlineLen {
+	if len(payload) <= InlineBytes {
 		need += len(payload)
 	}
 	if len(b.stage)+need > cap(b.stage) {
@@ -70,7 +70,7 @@ func (b *Batch) Frame(payload []byte) []byte {
 		b.stage, b.from = make([]byte, 0, stageBytes), 0
 	}
 	n := len(b.stage)
-	if len(payload) <= inlineLen {
+	if len(payload) <= InlineBytes {
 		b.stage = b.stage[:n+48+len(payload)]
 		copy(b.stage[n+48:], payload)
 	} else {

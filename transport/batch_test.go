@@ -25,7 +25,7 @@ func fill(b *Batch, i int, payload []byte) []byte {
 // also when they are written a few bytes at a time.
 func TestBatchBytes(t *testing.T) {
 	rng := rand.New(rand.NewSource(1))
-	sizes := []int{0, 1, 47, 48, 64, inlineLen - 1, inlineLen, inlineLen + 1, 8 << 10, 64 << 10, wire.MaxDatagram}
+	sizes := []int{0, 1, 47, 48, 64, InlineBytes - 1, InlineBytes, InlineBytes + 1, 8 << 10, 64 << 10, wire.MaxDatagram}
 	b := GetBatch()
 	defer b.Put()
 	for round := range 200 {
@@ -121,7 +121,7 @@ func TestBatchWithoutRoom(t *testing.T) {
 func TestBatchReferencesLargePayloads(t *testing.T) {
 	b := GetBatch()
 	defer b.Put()
-	small, large := make([]byte, inlineLen), make([]byte, inlineLen+1)
+	small, large := make([]byte, InlineBytes), make([]byte, InlineBytes+1)
 	fill(b, 1, small)
 	fill(b, 2, large)
 	b.Seal()
@@ -130,7 +130,7 @@ func TestBatchReferencesLargePayloads(t *testing.T) {
 	if got[48] != 0 {
 		t.Error("a small payload is referenced")
 	}
-	if got[48+inlineLen+48] != 1 {
+	if got[48+InlineBytes+48] != 1 {
 		t.Error("a large payload is copied")
 	}
 }
@@ -155,13 +155,13 @@ func TestBatchDoesNotAllocate(t *testing.T) {
 // TestFrameWithoutRoom holds that the frames which end a batch without asking for room fit wherever the stage happens to be: what does not
 // fit behind the last frame begins another stage, and the bytes stay the same.
 func TestFrameWithoutRoom(t *testing.T) {
-	last := bytes.Repeat([]byte{7}, inlineLen)
-	for _, left := range []int{0, 1, 47, 48, 49, 1000, inlineLen, inlineLen + 47, inlineLen + 48, inlineLen + 49} {
+	last := bytes.Repeat([]byte{7}, InlineBytes)
+	for _, left := range []int{0, 1, 47, 48, 49, 1000, InlineBytes, InlineBytes + 47, InlineBytes + 48, InlineBytes + 49} {
 		b := GetBatch()
 		var want []byte
 		for i := 0; cap(b.stage)-len(b.stage) > left; i++ {
 			room := cap(b.stage) - len(b.stage) - left
-			n := min(room-48, inlineLen)
+			n := min(room-48, InlineBytes)
 			if rest := room - 48 - n; rest > 0 && rest < 48 {
 				n -= 48 // or nothing would fit into what is left
 			}

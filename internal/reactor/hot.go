@@ -121,7 +121,9 @@ func (l *hotList) poll(now time.Duration) (worked bool) {
 			}
 		}
 	}
-	l.compact()
+	if l.holes {
+		l.compact()
+	}
 	return worked
 }
 

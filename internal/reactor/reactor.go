@@ -210,7 +210,7 @@ func (r *Reactor) loop() {
 		}
 		if busy {
 			busy, idleSince = false, r.now
-			if !r.rest.wanted() {
+			if !r.rest.locked && !r.rest.wanted() {
 				r.rest.lock()
 			}
 		}

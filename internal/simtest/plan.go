@@ -74,6 +74,10 @@ func (w *World) op(a *app) {
 			a.sendRun(dst, w.drawPost())
 			break
 		}
+		if a.m != nil && w.chance(2) {
+			a.m.drip(dst, 1+w.rng.Intn(24))
+			return
+		}
 		for range 1 + w.rng.Intn(12) {
 			if a.m != nil && !a.m.post(dst, w.drawPost()) || a.m == nil && a.send(dst, w.drawSize(), -1) != nil {
 				break

@@ -300,6 +300,10 @@ func (m *memory) post(dst netip.AddrPort, sizes []int) bool {
 	for _, r := range p.recs {
 		a.accept(r) // what comes through the loop is there before Post returns
 	}
+	if a.n.thread.on && !w.chance(4) { // the ring has this one alone
+		a.n.lock()
+		a.n.shell.OfferLone(a.n.worker)
+	}
 	err := a.s.Post(w.Now(), k.d, t, uint32(len(m.posts)-1), p.first, rds.Report(w.chance(2)), &p.cell)
 	if err != nil {
 		if p.left != len(p.recs) {
@@ -322,6 +326,32 @@ func (m *memory) post(dst netip.AddrPort, sizes []int) bool {
 	}
 	a.checkErr(err, dst, slices.Max(sizes))
 	return err == nil
+}
+
+// drip posts what its client sends one by one, n messages of them, as the reactor finds it: most
+// are a small datagram, and have a turn of its own.
+func (m *memory) drip(dst netip.AddrPort, n int) {
+	a, w := m.a, m.a.n.w
+	a.n.turn(func() {
+		for ok := true; ok && n > 0; n-- {
+			sizes := []int{w.rng.Intn(300)}
+			if w.chance(8) {
+				sizes = w.drawPost()
+			}
+			if ok = m.post(dst, sizes); !w.chance(6) {
+				n--
+				break
+			}
+		}
+		a.n.after()
+	})
+	if n > 0 {
+		w.After(w.upTo(40*time.Microsecond), a.n.guard(func() {
+			if !a.dead && !a.quit {
+				m.drip(dst, n)
+			}
+		}))
+	}
 }
 
 // drawPost draws what one message holds.

@@ -232,6 +232,7 @@ func (r *ringSock) reach() (there, more bool) {
 	n := 0
 	if err == nil && !r.closed {
 		n, err = r.takePosts(now, regardless)
+		r.lag()
 	}
 	r.judge(err)
 	later := !r.closed && (r.End.Growing() || r.End.HasPosts()) // with the lock: another thread ends the growing

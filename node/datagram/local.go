@@ -38,6 +38,7 @@ type Local struct {
 	kicked  []*conn.Lane // handed over to worker
 	watch   []*Watch
 	rings   localRings
+	offered *Worker // OfferLone was called in the step under way, on its thread
 
 	waiting atomic.Int32 // goroutines asleep on mu
 
@@ -145,6 +146,9 @@ var works = sync.Pool{New: func() any { return new(work) }}
 // links in the caller's own thread, wakes readers, dials, logs.
 func (h *Local) Unlock() {
 	ordered := h.e.End()
+	if h.offered != nil {
+		h.takeLone()
+	}
 	if at, ok := h.e.Next(); ok && at < h.timerAt && !h.closed && h.timer != nil {
 		h.timerAt = at
 		h.timer.Reset(untilTick(h.now(), at))

@@ -9,6 +9,7 @@ import (
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/node/config"
+	"github.com/rdsd/rdsd/transport"
 )
 
 // Worker is one reactor of the node, with what its turn has collected.
@@ -18,6 +19,7 @@ type Worker struct {
 
 	kicked, flushing []kickedLane // owned by the thread
 	flushFn          func()
+	spare            *transport.Batch // for OfferLone, empty; owned by the thread
 
 	rings      []*Ring           // served here; owned by the thread
 	shares     map[uint32]*Share // by user; owned by the thread
@@ -25,18 +27,31 @@ type Worker struct {
 	collecting atomic.Bool       // collect runs, or is about to
 }
 
+// kickedLane is a lane that a turn ends with: to be transmitted on, from its batch on if
+// there is one already.
 type kickedLane struct {
 	h *Local
-	p *conn.Lane
+	sending
 }
 
 // kick has p transmitted on at the end of the turn: what several rings and
 // links queue in one turn leaves together. On the worker's thread.
-func (w *Worker) kick(h *Local, p *conn.Lane) {
+func (w *Worker) kick(h *Local, p *conn.Lane) { w.send(h, sending{p: p}) }
+
+// send has s written at the end of the turn. On the worker's thread.
+func (w *Worker) send(h *Local, s sending) {
 	if len(w.kicked) == 0 {
 		w.thread.Defer(w.flushFn)
 	}
-	w.kicked = append(w.kicked, kickedLane{h, p})
+	w.kicked = append(w.kicked, kickedLane{h, s})
+}
+
+// batch is an empty batch. On the worker's thread.
+func (w *Worker) batch() *transport.Batch {
+	if w.spare == nil {
+		w.spare = transport.GetBatch()
+	}
+	return w.spare
 }
 
 // flush transmits. A lane with more than its share of a turn to send comes
@@ -45,7 +60,13 @@ func (w *Worker) flush() {
 	w.kicked, w.flushing = w.flushing[:0], w.kicked
 	for i, k := range w.flushing {
 		w.flushing[i] = kickedLane{}
-		if k.h.transmit(k.p, bytesATurn) {
+		var more bool
+		if k.b != nil {
+			more = k.h.write(k.sending, bytesATurn)
+		} else {
+			more = k.h.transmit(k.p, bytesATurn)
+		}
+		if more {
 			w.kick(k.h, k.p)
 		}
 	}

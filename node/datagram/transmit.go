@@ -54,6 +54,26 @@ const (
 	bytesATurn  = 512 << 10 // a reactor, before its other links and rings have their turn
 )
 
+// sending is a batch of a lane that the lock's holder has filled, on its way to the link that the
+// lane had then.
+type sending struct {
+	p    *conn.Lane
+	link *laneLink // nil: there was none that works
+	b    *transport.Batch
+	last bool          // nothing is behind it (conn.Lane.Last)
+	step uint64        // that filled it
+	now  time.Duration // of that step
+}
+
+// filled is what follows p's having filled b. The lock is held.
+func (h *Local) filled(p *conn.Lane, link *laneLink, b *transport.Batch, now time.Duration) sending {
+	// Before anything of the batch leaves: a daemon that starts again must not give these
+	// sequences to others.
+	h.ledgerLane(p).SetNextSeq(p.NextTx())
+	h.laneOf(p).lastTurn = now
+	return sending{p, link, b, p.Last(), h.steps.Load(), now}
+}
+
 // transmit writes what p has to send, in the caller's thread, until there is
 // no more, or the link is full, or most bytes are written; it reports whether
 // that is why it ended. The engine gives the turn to one caller at a time (Fill
@@ -61,41 +81,78 @@ const (
 func (h *Local) transmit(p *conn.Lane, most int) (more bool) {
 	b := transport.GetBatch()
 	_, now := h.Lock()
-	for {
-		l := h.laneOf(p).current(p)
-		if l == nil || !h.e.Fill(now, p, b) {
-			b.Put()
-			h.Unlock()
-			return false
+	s, ok := h.fillBatch(now, p, b)
+	h.Unlock()
+	if !ok {
+		b.Put()
+		return false
+	}
+	return h.write(s, most)
+}
+
+// fillBatch fills b with what p has to send, false: nothing now. The lock is held.
+func (h *Local) fillBatch(now time.Duration, p *conn.Lane, b *transport.Batch) (s sending, ok bool) {
+	l := h.laneOf(p).current(p)
+	if l == nil || !h.e.Fill(now, p, b) {
+		return s, false
+	}
+	return h.filled(p, l, b, now), true
+}
+
+// write writes a batch, without the lock, and is transmit from there on.
+func (h *Local) write(s sending, most int) (more bool) {
+	for p, b := s.p, s.b; ; {
+		var err error
+		if s.link != nil { // else it is as if the link had failed, which its reader reports
+			var done bool
+			if done, err = s.link.link.Send(b); !done && err == nil {
+				h.all.full.Add(1)
+				return false // the link goes on, and calls Written
+			}
 		}
-		h.ledgerLane(p).SetNextSeq(p.NextTx())
-		last, step := p.Last(), h.steps.Load()
-		h.laneOf(p).lastTurn = now
-		h.Unlock()
-		done, err := l.link.Send(b)
-		if !done && err == nil {
-			h.all.full.Add(1)
-			return false // the link goes on, and calls Written
-		}
+		now := s.now
 		most -= b.Bytes()
 		if b.Bytes() > soonWritten {
 			now = h.now()
-		} else if last && err == nil && h.leaveWritten(p, step) {
+		} else if s.last && err == nil && h.leaveWritten(p, s.step) {
 			b.Put()
 			return false
 		}
 		b.Reset()
 		_, now = h.lockAt(now)
 		if err != nil {
-			l.dead = true // its reader will report it; nothing more is written
+			s.link.dead = true // its reader will report it; nothing more is written
 		}
 		h.laneOf(p).lastTurn = now
-		more := p.Wrote(now)
-		if !more || err != nil || most <= 0 {
+		more, ok := p.Wrote(now), false
+		if more && err == nil && most > 0 {
+			s, ok = h.fillBatch(now, p, b)
+			more = false
+		}
+		h.Unlock()
+		if !ok {
 			b.Put()
-			h.Unlock()
 			return more && err == nil
 		}
+	}
+}
+
+// OfferLone lets the next datagram of the step under way go the short way: if nothing is before it
+// on its lane, it is in a batch when it is accepted, which w writes at the end of its turn
+// (conn/lone.go). It may be called on the thread of w only. The lock is held.
+func (h *Local) OfferLone(w *Worker) {
+	h.offered = w
+	h.e.OfferLone(w.batch())
+}
+
+// takeLone ends the offer with its step, when everything has been queued that the step
+// queues: what is behind the datagram keeps the turn going. The lock is held.
+func (h *Local) takeLone() {
+	w := h.offered
+	h.offered = nil
+	if p := h.e.TakeLone(); p != nil {
+		w.send(h, h.filled(p, h.laneOf(p).current(p), w.spare, h.e.Now()))
+		w.spare = nil
 	}
 }
 
