@@ -6,7 +6,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/transport"
 )
 
@@ -146,7 +145,7 @@ func (d *guardedDomain) DeferReads(f func() bool) {
 }
 
 func (d *domain) mayPlace(p []byte) error {
-	if d.defers != nil && d.slowly.wait(d.defers()) {
+	if d.defers != nil && d.slowly.wait(d.p.m.Clock(), d.defers()) {
 		return ErrNotNow
 	}
 	if d.guard != nil {
@@ -163,15 +162,15 @@ const deferFor = 300 * time.Millisecond
 // tests, which is why its field is atomic.
 type slowly struct{ since atomic.Int64 }
 
-func (s *slowly) wait(asked bool) bool {
+func (s *slowly) wait(now time.Duration, asked bool) bool {
 	switch since := s.since.Load(); {
 	case !asked:
 		s.since.Store(0)
 		return false
 	case since == 0:
-		s.since.Store(int64(reactor.Clock()))
+		s.since.Store(int64(now))
 		return true
 	default:
-		return reactor.Clock()-time.Duration(since) < deferFor
+		return now-time.Duration(since) < deferFor
 	}
 }

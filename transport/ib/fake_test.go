@@ -65,9 +65,9 @@ func (f *fabric) add(t testing.TB, addr string) *fakeVerbs {
 	return v
 }
 
-func (v *fakeVerbs) Info() Info                { return v.info }
-func (v *fakeVerbs) Reactor() *reactor.Reactor { return v.r }
-func (v *fakeVerbs) Close() error              { return nil }
+func (v *fakeVerbs) Info() Info     { return v.info }
+func (v *fakeVerbs) Thread() Thread { return v.r }
+func (v *fakeVerbs) Close() error   { return nil }
 
 func (v *fakeVerbs) Memory(n int) ([]byte, func(), error) {
 	v.fab.mu.Lock()

@@ -170,7 +170,7 @@ func (l *link) Start(h transport.OneSidedHandler, recvBytes int) {
 	}
 	l.h = h
 	if l.ended { // before it was started
-		l.p.v.Reactor().DoFor(l, l.sayClosed)
+		l.p.v.Thread().DoFor(l, l.sayClosed)
 		return
 	}
 	if l.why == nil {
@@ -315,7 +315,7 @@ func (l *link) fail(why error) {
 func (l *link) turnSoon() {
 	if !l.due && !l.ended {
 		l.due = true
-		l.p.v.Reactor().DoFor(l, l.again)
+		l.p.v.Thread().DoFor(l, l.again)
 	}
 }
 

@@ -22,9 +22,9 @@ type listener struct {
 	accept             func(transport.ConnRequest)
 
 	mu     sync.Mutex
-	closed bool           // guarded by mu
-	busy   int            // calls under way; guarded by mu
-	calls  sync.WaitGroup // the same
+	closed bool          // guarded by mu
+	busy   int           // calls under way; guarded by mu
+	idle   chan struct{} // closed when none is any more; nil: nobody waits; guarded by mu
 }
 
 // ListenOneSided accepts on local. A request that is not answered in half a minute is
@@ -48,17 +48,17 @@ func (l *listener) ask(a Asked) {
 		return
 	}
 	l.busy++
-	l.calls.Add(1)
 	l.mu.Unlock()
-	go l.call(a) // ends with accept
+	l.p.m.Go(func() { l.call(a) })
 }
 
 func (l *listener) call(a Asked) {
-	defer l.calls.Done()
 	defer func() {
 		l.mu.Lock()
-		l.busy--
-		l.mu.Unlock()
+		defer l.mu.Unlock()
+		if l.busy--; l.busy == 0 && l.idle != nil {
+			close(l.idle)
+		}
 	}()
 	defer l.p.Guard.Recover(guard.Accept, func(error) { a.Reject(nil) })
 	guard.Point("handshake")
@@ -70,8 +70,15 @@ func (l *listener) Close() error {
 	err := l.Listener.Close()
 	l.mu.Lock()
 	l.closed = true
+	idle := l.idle
+	if l.busy > 0 && idle == nil {
+		idle = make(chan struct{})
+		l.idle = idle
+	}
 	l.mu.Unlock()
-	l.calls.Wait()
+	if idle != nil {
+		l.p.m.Wait(idle)
+	}
 	return err
 }
 

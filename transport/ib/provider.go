@@ -2,7 +2,7 @@ package ib
 
 import (
 	"context"
-	crand "crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -24,6 +24,7 @@ type Provider struct {
 	Charge func(peer netip.Addr, n int) error
 
 	v    Verbs
+	m    *Machine
 	info Info
 	// Of the turn under way; owned by the reactor's thread.
 	done  []Completion
@@ -51,8 +52,11 @@ const (
 )
 
 // New makes a provider of links over v, which outlives it.
-func New(v Verbs) *Provider {
-	return &Provider{v: v, info: v.Info(), done: make([]Completion, pollBatch), again: make([]Slot, 0, pollBatch)}
+func New(v Verbs) *Provider { return NewOn(v, ThisMachine) }
+
+// NewOn is New on m.
+func NewOn(v Verbs, m *Machine) *Provider {
+	return &Provider{v: v, m: m, info: v.Info(), done: make([]Completion, pollBatch), again: make([]Slot, 0, pollBatch)}
 }
 
 // OneSidedCaps are those of the device.
@@ -106,7 +110,9 @@ func (p *Provider) Close() {
 // no link be made, which then says why.
 func (p *Provider) NewDomain() transport.Domain {
 	var seed [32]byte
-	crand.Read(seed[:]) // does not fail
+	for i := 0; i < len(seed); i += 8 {
+		binary.LittleEndian.PutUint64(seed[i:], p.m.Seed())
+	}
 	return newDomain(p, seed)
 }
 
@@ -138,7 +144,7 @@ func (p *Provider) DialOneSided(ctx context.Context, local, remote netip.AddrPor
 	if err != nil {
 		return nil, nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, dialTime)
+	ctx, cancel := p.m.Timeout(ctx, dialTime)
 	defer cancel()
 	peer, err := p.v.Dial(ctx, local, remote, l.qp, Param{Private: private, Retry: retries, RNRRetry: retries})
 	if err != nil {

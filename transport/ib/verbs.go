@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"syscall"
 
-	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/transport"
 )
 
@@ -16,15 +15,15 @@ import (
 //
 // The methods of Verbs, Domain, QP and Asked may be called from any goroutine, with locks
 // held that handlers take. None calls a Handler, and none blocks, except those that say so.
-// Handlers are called on the reactor's thread, with no lock held.
+// Handlers are called on the device's thread, with no lock held.
 //
 // Work that this tree does not ask for is left out, and comes with what asks for it: READ,
 // atomic operations, memory windows, inline data.
 type Verbs interface {
 	// Info describes the device. It does not change.
 	Info() Info
-	// Reactor is the one whose thread calls the handlers.
-	Reactor() *reactor.Reactor
+	// Thread is what calls the handlers.
+	Thread() Thread
 	// Memory returns n zero bytes that work requests may name, until release is called. It may
 	// block. The error names the limit that is too low.
 	Memory(n int) (b []byte, release func(), err error)

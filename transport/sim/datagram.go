@@ -25,6 +25,8 @@ type Datagrams struct {
 	// Mend, if there is one, is asked about each datagram of which a bit was changed: true
 	// keeps it from arriving, as a checksum does that the network has and the hosts do not.
 	Mend func(from, to netip.AddrPort, pkt []byte) bool
+	// Parted, if there is one, says of two hosts that they are cut off, beside Cut.
+	Parted func(from, to netip.Addr) bool
 
 	Sent, Lost, Doubled, Flipped uint64
 
@@ -42,6 +44,7 @@ func NewDatagrams(c *Clock, rng *rand.Rand, p DatagramProfile) *Datagrams {
 }
 
 // Attach has recv called for each datagram that arrives at addr. What recv is given is its own.
+// nil: nobody is there any more.
 func (n *Datagrams) Attach(addr netip.Addr, recv func(from netip.AddrPort, pkt []byte)) {
 	n.hosts[addr] = recv
 }
@@ -79,11 +82,15 @@ func (n *Datagrams) Send(from, to netip.AddrPort, pkt []byte) {
 		}
 		n.After(delay, func() {
 			// What is under way when a cut comes is lost as well.
-			if recv := n.hosts[to.Addr()]; recv != nil && !n.cuts[pair{from.Addr(), to.Addr()}] {
+			if recv := n.hosts[to.Addr()]; recv != nil && !n.parted(from.Addr(), to.Addr()) {
 				recv(from, b)
 			}
 		})
 	}
+}
+
+func (n *Datagrams) parted(from, to netip.Addr) bool {
+	return n.cuts[pair{from, to}] || n.Parted != nil && n.Parted(from, to)
 }
 
 // chance draws whether something of probability p happens. It draws nothing if p is 0.

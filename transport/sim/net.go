@@ -91,6 +91,9 @@ func (n *Net) HealPair(a, b netip.Addr) {
 	delete(n.cuts, pair{b, a})
 }
 
+// Parted reports whether nothing passes from one host to another.
+func (n *Net) Parted(from, to netip.Addr) bool { return n.cutUntil(from, to) > n.now }
+
 // cutUntil is when something from one host to another passes again; now: it does.
 func (n *Net) cutUntil(from, to netip.Addr) time.Duration {
 	if t, ok := n.cuts[pair{from, to}]; ok && t > n.now {

@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/roce"
 	"github.com/rdsd/rdsd/roce/cm"
 	"github.com/rdsd/rdsd/transport"
@@ -60,9 +59,7 @@ func (d *Device) Dial(ctx context.Context, local, remote netip.AddrPort, qp ib.Q
 		return ib.Peer{}, err
 	}
 	d.doorbell()
-	select {
-	case <-w.done:
-	case <-ctx.Done():
+	if d.m.Wait(w.done, ctx.Done()) == 1 {
 		d.mu.Lock()
 		if w.finish(ctx.Err()) {
 			now := q.now()
@@ -228,7 +225,7 @@ func (l *listener) Close() error {
 		delete(d.listens, l.addr.Port())
 		d.cm.Unlisten(l.addr.Port())
 	}
-	now := reactor.Clock()
+	now := d.m.Clock()
 	for i := d.called; i < len(d.events); i++ {
 		if ev := &d.events[i]; ev.l == l {
 			_ = ev.a.c.Reject(now, nil)
@@ -308,7 +305,7 @@ func (a *asked) accept(now time.Duration, q *queuePair, p ib.Param) error {
 func (a *asked) Reject(private []byte) {
 	d := a.d
 	d.mu.Lock()
-	now := reactor.Clock()
+	now := d.m.Clock()
 	if !a.over {
 		a.over = true
 		_ = a.c.Reject(now, private[:min(len(private), cm.MaxRejectPrivate)]) // a peer that has gone is refused enough

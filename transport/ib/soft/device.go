@@ -1,11 +1,13 @@
 package soft
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand"
+	"maps"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -40,6 +42,8 @@ type Config struct {
 	// Guard contains panics of what this package's goroutines do. Panics on the reactor are
 	// contained by its own.
 	Guard *guard.Guard
+	// On is where the device runs; nil: this machine.
+	On *Machine
 	// Within calls f in the network namespace that the device is in; nil: that of the process.
 	Within func(f func())
 }
@@ -75,10 +79,11 @@ const (
 // handlers called with mu released.
 type Device struct {
 	cfg   Config
-	r     *reactor.Reactor
+	m     *Machine
+	r     Thread
 	sock  *socket
 	in    *inbox
-	timer *reactor.Timer
+	timer Timer
 	watch *watcher
 
 	mu      sync.Mutex // guards the fields below; no handler and no system call but of time with it
@@ -139,14 +144,10 @@ func Open(cfg Config) (*Device, error) {
 	if cfg.Buffer == 0 {
 		cfg.Buffer = bufferBytes
 	}
-	p, err := cfg.port()
-	if err != nil {
-		return nil, err
-	}
 	if err := cfg.charge(netip.Addr{}, ownBytes); err != nil {
 		return nil, err
 	}
-	d, err := cfg.device(p)
+	d, err := cfg.device()
 	if err != nil {
 		cfg.refund(netip.Addr{}, ownBytes)
 		return nil, err
@@ -155,18 +156,28 @@ func Open(cfg Config) (*Device, error) {
 }
 
 // device is Open once the memory is there.
-func (cfg Config) device(p port) (*Device, error) {
+func (cfg Config) device() (*Device, error) {
 	d := &Device{
-		cfg: cfg, r: cfg.Reactor, port: p, in: newInbox(), armed: never,
+		cfg: cfg, m: cfg.On, in: newInbox(), armed: never,
 		qps: map[*roce.QP]*queuePair{}, listens: map[uint16]*listener{},
 	}
 	d.eachPkt, d.transmit, d.delivery, d.next = d.packet, d.endTurn, d.deliver, d.flush
-	d.timer = d.r.NewTimer(d.tick).For(d)
+	if d.m == nil {
+		d.m = d.real()
+	}
+	d.r, d.timer = d.m.Thread, d.m.NewTimer(d.tick)
+	var err error
+	if d.port, err = d.portNow(); err != nil {
+		return nil, err
+	}
 	if err := d.build(); err != nil {
 		return nil, err
 	}
-	var err error
-	cfg.Within(func() { d.sock, err = openSocket(cfg.Addr, cfg.Buffer) })
+	if d.m.Wire != nil {
+		d.sock = wireSocket(d.m.Wire)
+	} else {
+		cfg.Within(func() { d.sock, err = openSocket(cfg.Addr, cfg.Buffer) })
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -174,6 +185,9 @@ func (cfg Config) device(p port) (*Device, error) {
 	if err := d.r.Add(d.sock.fd, unix.EPOLLIN, d); err != nil {
 		d.sock.close()
 		return nil, err
+	}
+	if d.m.Wire != nil {
+		return d, nil
 	}
 	if d.watch, err = watchDevice(d); err != nil {
 		d.cfg.Log.Warn("changes of the interface will not be noticed", "device", d.name(), "error", err)
@@ -199,18 +213,18 @@ func (c *Config) refund(peer netip.Addr, n int) {
 	}
 }
 
-// port is what the address stands on now.
-func (c *Config) port() (p port, err error) {
-	c.Within(func() { p, err = portOf(c.Addr) })
-	if c.MTU > 0 {
-		p.mtu = min(p.mtu, c.MTU)
+// portNow is what the address stands on now.
+func (d *Device) portNow() (p port, err error) {
+	p.netdev, p.mtu, err = d.m.Interface()
+	if d.cfg.MTU > 0 {
+		p.mtu = min(p.mtu, d.cfg.MTU)
 	}
 	return p, err
 }
 
 // build makes the two cores.
 func (d *Device) build() (err error) {
-	rnd := rand.New(cryptoSource{})
+	rnd := d.m.random()
 	zoneless := d.cfg.Addr.WithZone("")
 	d.dev, err = roce.NewDevice(roce.Config{Local: zoneless, MTU: maxMTU, MaxQPs: d.cfg.MaxQPs}, (*env)(d), rnd)
 	if err != nil {
@@ -235,8 +249,8 @@ func (d *Device) Info() ib.Info {
 	}
 }
 
-// Reactor is the one whose thread calls the handlers.
-func (d *Device) Reactor() *reactor.Reactor { return d.r }
+// Thread is the one that calls the handlers.
+func (d *Device) Thread() ib.Thread { return d.r }
 
 // Close ends the device. Queue pairs that are left fail with ErrClosed.
 func (d *Device) Close() error {
@@ -250,7 +264,7 @@ func (d *Device) Close() error {
 	}
 	d.closed = true
 	d.failAll(ErrClosed)
-	d.leave(reactor.Clock())
+	d.leave(d.m.Clock())
 	d.mu.Unlock()
 	d.flush() // what tells the peers of it
 	d.mu.Lock()
@@ -266,19 +280,25 @@ func (d *Device) Close() error {
 
 // failAll ends all connections. mu is held.
 func (d *Device) failAll(why error) {
-	now := reactor.Clock()
-	for _, q := range d.qps {
+	now := d.m.Clock()
+	for _, q := range d.pairs() {
 		q.end(now, why)
 	}
 }
 
-// changed takes what the address stands on now.
-func (d *Device) changed(p port, err error) {
+// pairs are the queue pairs in the order of their numbers. mu is held.
+func (d *Device) pairs() []*queuePair {
+	return slices.SortedFunc(maps.Values(d.qps), func(a, b *queuePair) int { return cmp.Compare(a.rq.Number(), b.rq.Number()) })
+}
+
+// Changed takes what the address stands on now. It may block.
+func (d *Device) Changed() {
+	p, err := d.portNow()
 	d.mu.Lock()
 	was, lost := d.port, d.gone
 	if !d.closed {
 		d.change(p, err)
-		d.leave(reactor.Clock())
+		d.leave(d.m.Clock())
 	}
 	d.mu.Unlock()
 	d.doorbell()
@@ -305,9 +325,9 @@ func (d *Device) change(p port, err error) {
 	}
 	d.gone, d.port = false, p
 	// Those whose packets pass no more would find out by silence.
-	for _, q := range d.qps {
+	for _, q := range d.pairs() {
 		if q.mtu > p.mtu {
-			q.end(reactor.Clock(), fmt.Errorf("%w: the connection has MTU %d, %s now %d", ErrMTU, q.mtu, p.netdev, p.mtu))
+			q.end(d.m.Clock(), fmt.Errorf("%w: the connection has MTU %d, %s now %d", ErrMTU, q.mtu, p.netdev, p.mtu))
 		}
 	}
 }
@@ -373,7 +393,7 @@ func (d *Device) Fault(err error) {
 			panic(err) // it was in a step of this package, which nothing can be built on
 		}
 	}
-	now := reactor.Clock()
+	now := d.m.Clock()
 	if q != nil {
 		q.end(now, err)
 	} else {

@@ -1,11 +1,10 @@
 package soft
 
 import (
-	crand "crypto/rand"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"math/rand"
 	"net/netip"
 
 	"github.com/rdsd/rdsd/roce"
@@ -148,17 +147,15 @@ func translate(why error) error {
 	return fmt.Errorf("soft: %w", why)
 }
 
-// cryptoSource is the system's random numbers as a source of math/rand, because whoever can
-// foresee them can guess keys, and numbers of queue pairs and packets.
-type cryptoSource struct{}
+// random is the machine's random numbers: whoever can foresee them can guess keys, and numbers
+// of queue pairs and packets.
+func (m *Machine) random() *rand.Rand { return rand.New(source(m.Seed)) }
 
-func (cryptoSource) Uint64() uint64 {
-	var b [8]byte
-	crand.Read(b[:]) // does not fail
-	return binary.LittleEndian.Uint64(b[:])
-}
+// source is random numbers as math/rand has them.
+type source func() uint64
 
-func (s cryptoSource) Int63() int64 { return int64(s.Uint64() >> 1) }
+func (s source) Uint64() uint64 { return s() }
+func (s source) Int63() int64   { return int64(s() >> 1) }
 
-// Seed does nothing: there is none.
-func (cryptoSource) Seed(int64) {}
+// Seed does nothing: the numbers are not to be repeated.
+func (source) Seed(int64) {}

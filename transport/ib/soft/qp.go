@@ -3,13 +3,11 @@ package soft
 import (
 	"errors"
 	"fmt"
-	"math/rand"
 	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/roce"
 	"github.com/rdsd/rdsd/roce/cm"
 	"github.com/rdsd/rdsd/transport/ib"
@@ -20,6 +18,11 @@ func (d *Device) Memory(n int) (b []byte, release func(), err error) {
 	if n == 0 {
 		return nil, func() {}, nil
 	}
+	return d.m.Memory(n)
+}
+
+// mapped is memory whose pages are given back by release.
+func mapped(n int) (b []byte, release func(), err error) {
 	b, err = unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return nil, nil, os.NewSyscallError("mmap", err)
@@ -39,7 +42,7 @@ type domain struct {
 
 // NewDomain makes a protection domain. withdrawn is not called.
 func (d *Device) NewDomain(func(key uint32, w ib.Withdrawal)) (ib.Domain, error) {
-	return &domain{d, roce.NewMemory(rand.New(cryptoSource{}))}, nil
+	return &domain{d, roce.NewMemory(d.m.random())}, nil
 }
 
 // Expose gives peers rights to b.
@@ -163,7 +166,7 @@ func (q *queuePair) now() time.Duration {
 	if q.d.r.OnThread() {
 		return q.d.r.Now()
 	}
-	return reactor.Clock()
+	return q.d.m.Clock()
 }
 
 func (q *queuePair) post(wr *ib.WR) error {

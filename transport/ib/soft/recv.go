@@ -51,7 +51,7 @@ func (in *inbox) read(s *socket) (n int, more bool, err error) {
 		h.Namelen = unix.SizeofSockaddrInet6
 		h.SetControllen(segmentLen)
 	}
-	n, err = recvmmsg(s.fd, in.msgs[:want])
+	n, err = s.recvmmsg(in.msgs[:want])
 	return n, n == want, err
 }
 

@@ -7,7 +7,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/roce"
 )
 
@@ -82,7 +81,7 @@ func (o *outbox) send(s *socket) error {
 				return err
 			}
 		}
-		n, err := sendmmsg(s.fd, o.msgs[o.first:o.n])
+		n, err := s.sendmmsg(o.msgs[o.first:o.n])
 		runtime.KeepAlive(o)
 		if err == unix.EINTR {
 			continue
@@ -138,7 +137,7 @@ func (d *Device) flush() {
 			d.r.DoFor(d, d.next)
 			return
 		}
-		now := reactor.Clock()
+		now := d.m.Clock()
 		any := o.collect(d, now)
 		d.leave(now)
 		if !any {
@@ -189,7 +188,7 @@ func (d *Device) carry() bool {
 	d.stats.SentBursts += uint64(o.bursts)
 	d.judgeGSO()
 	o.sent(d)
-	d.leave(reactor.Clock())
+	d.leave(d.m.Clock())
 	return true
 }
 

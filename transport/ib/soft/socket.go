@@ -27,6 +27,7 @@ type socket struct {
 	fd    int          // -1: closed; guarded by mu
 	scope uint32       // interface of a link-local address
 	gro   bool         // the kernel puts packets together
+	wire  Wire         // in the place of the descriptor; nil: there is one
 
 	// fault is asked before each call that sends, and what it returns is what the call met. It is
 	// for tests, which set it before the socket is used; nil: the calls are made.
@@ -110,6 +111,9 @@ func (s *socket) setOptions(addr netip.Addr, buffer int) error {
 
 // canSegment reports whether the kernel knows UDP_SEGMENT (Linux 4.18).
 func (s *socket) canSegment() bool {
+	if s.wire != nil {
+		return true
+	}
 	_, err := unix.GetsockoptInt(s.fd, unix.SOL_UDP, unix.UDP_SEGMENT)
 	return err == nil
 }
@@ -117,17 +121,17 @@ func (s *socket) canSegment() bool {
 func (s *socket) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.fd >= 0 {
+	if s.fd >= 0 && s.wire == nil {
 		unix.Close(s.fd)
-		s.fd = -1
 	}
+	s.fd = -1
 }
 
 // buffer is how much waits at most to be received, and how many packets found no room.
 func (s *socket) buffer() (size int, overrun uint32) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	if s.fd < 0 {
+	if s.fd < 0 || s.wire != nil {
 		return 0, 0
 	}
 	m := meminfo(s.fd)

@@ -124,3 +124,19 @@ func (c *control) segment(length uint64, n int) int {
 }
 
 func pointer[T any](p *T) unsafe.Pointer { return unsafe.Pointer(p) }
+
+// pieces are the memory that a message is of.
+func pieces(h *unix.Msghdr) []unix.Iovec { return unsafe.Slice(h.Iov, int(h.Iovlen)) }
+
+// bytesOf is memory that the kernel is told of by its address.
+func bytesOf(at *byte, n int) []byte { return unsafe.Slice(at, n) }
+
+// sizeOf is the size of the packets that a message is to be cut into (putSegment); 0: it is
+// not.
+func sizeOf(h *unix.Msghdr) int {
+	if h.Controllen == 0 {
+		return 0
+	}
+	c := (*control)(unsafe.Pointer(h.Control))
+	return int(*(*uint16)(unsafe.Pointer(&c.b[unix.CmsgLen(0)])))
+}

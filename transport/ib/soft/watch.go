@@ -31,7 +31,7 @@ func (o *watcher) run(d *Device) {
 	defer o.done.Done()
 	defer d.cfg.Guard.Recover(guard.Task, nil)
 	for o.w.Next() == nil {
-		d.changed(d.cfg.port())
+		d.Changed()
 	}
 }
 
