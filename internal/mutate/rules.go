@@ -36,6 +36,7 @@ type world struct {
 var worlds = map[string]world{
 	"datagrams":   {"internal/simtest", []string{"-sim.hunt=datagrams", "-sim.seeds"}, "-sim.first"},
 	"volumes":     {"internal/simtest", []string{"-sim.hunt=volumes", "-sim.seeds"}, "-sim.first"},
+	"devices":     {"internal/simtest", []string{"-sim.hunt=devices", "-sim.seeds"}, "-sim.first"},
 	"sessions":    {"rtrs", []string{"-rtrs.hunt", "-rtrs.seeds"}, ""},
 	"connections": {"roce/cm", []string{"-cm.hunt", "-cm.seeds"}, ""},
 	"queuepairs":  {"roce", []string{"-roce.hunt", "-roce.seeds"}, ""},

@@ -13,6 +13,9 @@
 // over one-sided links in the same network, stores that fail, and a model of
 // every sector (volmodel.go), for B1 to B7.
 //
+// Those of still higher seeds have paths over RoCE beside those over TCP: the daemon's devices
+// (transport/ib/soft) on a network of datagrams (voldevice.go, volrdma.go).
+//
 // Both shells are the product's: node/datagram for datagrams, node/volume for volumes, with
 // its sessions, mappings, exports and state. Its goroutines are tasks (voltask.go), one of
 // which runs at a time; a step that waits fails the run.

@@ -8,7 +8,7 @@ import (
 )
 
 var (
-	huntFlag  = flag.String("sim.hunt", "", "what TestHunt looks through: datagrams, volumes")
+	huntFlag  = flag.String("sim.hunt", "", "what TestHunt looks through: datagrams, volumes, devices")
 	firstFlag = flag.Int64("sim.first", 0, "a seed that TestHunt tries before all others, 0: none")
 )
 
@@ -22,9 +22,11 @@ func TestHunt(t *testing.T) {
 		t.Skip("elsewhere: no rule is broken in this program; the phase of the mutants builds and runs those in which one is")
 	case "volumes":
 		first += volumeSeeds
+	case "devices":
+		first += deviceSeeds
 	case "datagrams":
 	default:
-		t.Fatalf("-sim.hunt=%s; want datagrams or volumes", *huntFlag)
+		t.Fatalf("-sim.hunt=%s; want datagrams, volumes or devices", *huntFlag)
 	}
 	if *firstFlag != 0 && shown(*firstFlag) {
 		return

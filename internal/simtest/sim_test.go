@@ -21,6 +21,7 @@ var (
 	fromFlag  = flag.Int64("sim.from", 1, "the first of them")
 
 	volumesFlag = flag.Int("sim.volumes", 400, "how many seeds TestVolumes runs")
+	devicesFlag = flag.Int("sim.devices", 100, "how many seeds TestDevices runs")
 )
 
 // regressions are seeds beyond the 2,000 of the normal run that once showed a
@@ -100,6 +101,17 @@ func TestVolumes(t *testing.T) {
 	}
 }
 
+// TestDevices runs worlds whose volumes are reached over RoCE, or over TCP, or over both.
+func TestDevices(t *testing.T) {
+	sum := runSeeds(t, deviceSeeds+1, *devicesFlag, nil)
+	v := &sum.Volumes
+	t.Logf("%d requests to volumes, %d of them failed, %d sent again after a path was lost; %d paths over devices, %d sessions with others beside them; %d packets, sent again %d times, %d after silence, %d came twice, %d found nothing ready; %d faults of devices",
+		v.Done, v.Failed, v.Failovers, v.DevicePaths, v.MixedSessions, v.Packets, v.Resent, v.Timeouts, v.Duplicates, v.NotReady, v.DeviceFaults)
+	if v.Done == 0 || v.Failovers == 0 || v.DevicePaths == 0 || v.MixedSessions == 0 || v.Packets == 0 || v.Resent == 0 || v.Timeouts == 0 || v.Duplicates == 0 || v.NotReady == 0 || v.DeviceFaults == 0 {
+		t.Errorf("the worlds do not show what they should: %+v", *v)
+	}
+}
+
 func runSeeds(t *testing.T, from int64, seeds int, more []int64) (sum Result) {
 	const chunks = 8
 	start, before := time.Now(), buf.InUse()
@@ -161,7 +173,10 @@ func (r *Result) add(o *Result) {
 func TestDeterminism(t *testing.T) {
 	for i := int64(1); i <= 80; i++ {
 		s := i
-		if i > 60 {
+		switch {
+		case i > 70:
+			s += deviceSeeds
+		case i > 60:
 			s += volumeSeeds
 		}
 		a, b := Run(s, Options{}), Run(s, Options{Verbose: func(string) {}})

@@ -37,11 +37,29 @@ func (c *volClient) draw() {
 		IOTimeout: pick(w, 500*time.Millisecond, 3*time.Second, 30*time.Second), LossTimeout: pick(w, 500*time.Millisecond, 3*time.Second),
 		OnLoss: pick(w, volume.OnLossWait, volume.OnLossError)}
 	for i := range c.node.nics {
-		c.spec.Paths = append(c.spec.Paths, c.v.path(c.node, c.srv, i))
+		c.drawPath(c.v.path(c.node, c.srv, i))
+	}
+	over := 0
+	for _, s := range c.spec.Paths {
+		if s.Transport != "" {
+			over++
+		}
+	}
+	c.v.total.DevicePaths += over
+	if over > 0 && over < len(c.spec.Paths) {
+		c.v.total.MixedSessions++
 	}
 	for _, d := range c.srv.disks {
 		c.maps = append(c.maps, &mapping{c: c, d: d, id: w.text("%s-%s", c.name, d.name), depth: pick(w, 1, 3, 8)})
 	}
+}
+
+// drawPath draws what a way of the session is made of: links over TCP, or of devices.
+func (c *volClient) drawPath(s volume.PathSpec) {
+	if c.v.fabric != nil && !c.v.w.chance(4) {
+		s.Transport = volume.TransportIB
+	}
+	c.spec.Paths = append(c.spec.Paths, s)
 }
 
 // began is told of each new process: nothing is mapped in it.

@@ -181,6 +181,7 @@ type volLink struct {
 	p      *volProcess
 	dom    *volDomain
 	hung   bool           // Close was called
+	ops    int            // that were posted and have not been told to be sent
 	posted map[*byte]bool // where the data begins of what was posted
 }
 
@@ -194,20 +195,41 @@ func (p *volProcess) newLink(l transport.OneSided, d *volDomain) *volLink {
 func (k *volLink) Start(h transport.OneSidedHandler, recvBytes int) {
 	k.OneSidedHandler = h
 	k.OneSided.Start(k, recvBytes)
-	e := k.OneSided.(interface{ End() *sim.End }).End()
-	if e.Readable != nil {
+	c, ok := k.OneSided.(connection)
+	if !ok {
+		return // a device's, whose thread is frozen
+	}
+	if e := c.End(); e.Readable != nil {
 		e.Readable, e.Writable = k.p.event(e.Readable), k.p.event(e.Writable)
 	}
 }
 
+// connection is a link over TCP.
+type connection interface {
+	End() *sim.End
+	Idle() bool
+	Die()
+}
+
 // idle reports whether everything that was posted is written.
-func (k *volLink) idle() bool { return k.OneSided.(interface{ Idle() bool }).Idle() }
+func (k *volLink) idle() bool {
+	if c, ok := k.OneSided.(connection); ok {
+		return c.Idle()
+	}
+	return k.ops == 0 // what is under way when a device's link is closed is told by Closed alone
+}
+
+func (k *volLink) Sent(n int) {
+	k.ops -= n
+	k.OneSidedHandler.Sent(n)
+}
 
 func (k *volLink) Post(op *transport.Op) {
 	if k.idle() {
 		clear(k.posted)
 	}
 	k.p.says(k.LocalAddr().Addr(), op)
+	k.ops++
 	k.OneSided.Post(op)
 	if op.Data != nil {
 		k.posted[unsafe.SliceData(op.Data)] = true
@@ -220,6 +242,10 @@ func (k *volLink) Close() {
 		return
 	}
 	k.hung = true
+	if _, ok := k.OneSided.(connection); !ok {
+		k.OneSided.Close()
+		return
+	}
 	w := k.p.v.w
 	w.After(w.upTo(5*time.Millisecond), k.p.event(k.OneSided.Close))
 }
@@ -257,4 +283,8 @@ func (k *volLink) Closed(err error) {
 }
 
 // die is what the end of the process does to a link.
-func (k *volLink) die() { k.OneSided.(interface{ Die() }).Die() }
+func (k *volLink) die() {
+	if c, ok := k.OneSided.(connection); ok {
+		c.Die()
+	}
+}

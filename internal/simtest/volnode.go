@@ -45,6 +45,7 @@ type volProcess struct {
 	either []*both
 	depth  int // of events
 
+	devices []*volDevice
 	domains []*volDomain
 	links   []*volLink
 	writers map[*byte]*volDomain // of chunks: who wrote to each last, by where it begins
@@ -82,7 +83,12 @@ func (x *volNode) start() {
 		c.Exports = append(c.Exports, d.spec())
 	}
 	p.spawn(func() {
-		h, err := volume.NewOn(c, volume.Deps{Provider: (*volNet)(p), Memory: p.memory}, p.machine())
+		deps, err := p.deps()
+		if err != nil {
+			w.fail("%v: the devices are not opened: %v", x.n.addr, err)
+			return
+		}
+		h, err := volume.NewOn(c, deps, p.machine())
 		if err != nil {
 			w.fail("%v: volumes do not start: %v", x.n.addr, err)
 			return
@@ -93,6 +99,17 @@ func (x *volNode) start() {
 			c.started()
 		}
 	})
+}
+
+// deps is what the shell makes its links with.
+func (p *volProcess) deps() (d volume.Deps, err error) {
+	d = volume.Deps{Provider: (*volNet)(p), Memory: p.memory}
+	if p.v.fabric != nil {
+		if err = p.openDevices(); err == nil {
+			d.Others = []volume.Transport{p.rdma()}
+		}
+	}
+	return d, err
 }
 
 // machine is what the shell runs on.
@@ -186,6 +203,7 @@ func (p *volProcess) crash() {
 		return
 	}
 	p.kill()
+	p.lose()
 	for _, k := range p.links {
 		k.die()
 	}
@@ -208,6 +226,7 @@ func (p *volProcess) stop(then func()) {
 		if err := p.host.Close(ctx); err != nil && rdserr.Errno(err) != rdserr.ErrNoSpace.Errno {
 			w.fail("B4: volumes of %v do not end: %v", p.n.addr, err)
 		}
+		p.closeDevices()
 		if p.chunks != 0 {
 			w.fail("M1: the server of %v keeps the memory of %d sessions", p.n.addr, p.chunks)
 		}

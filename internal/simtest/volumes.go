@@ -35,6 +35,8 @@ type volumes struct {
 	latency      time.Duration // of a store
 	opEvery      time.Duration
 
+	fabric *fabric // nil: there are no devices
+
 	total VolumeCounts
 }
 
@@ -47,6 +49,13 @@ type VolumeCounts struct {
 	Stops                   int // of a process, in order
 	Rations                 int // of the memory of chunks
 	Syncs                   int // that failed
+
+	// Of devices.
+	Packets                    int // received
+	Resent, Timeouts           int // times that sending began again, and that nothing was heard
+	Duplicates, NotReady       int // packets that came again, messages that there was no slot or memory for
+	DeviceFaults               int
+	DevicePaths, MixedSessions int // paths over devices, and sessions that have others beside them
 }
 
 func (c *VolumeCounts) add(o *VolumeCounts) {
@@ -60,6 +69,14 @@ func (c *VolumeCounts) add(o *VolumeCounts) {
 	c.Stops += o.Stops
 	c.Rations += o.Rations
 	c.Syncs += o.Syncs
+	c.Packets += o.Packets
+	c.Resent += o.Resent
+	c.Timeouts += o.Timeouts
+	c.Duplicates += o.Duplicates
+	c.NotReady += o.NotReady
+	c.DeviceFaults += o.DeviceFaults
+	c.DevicePaths += o.DevicePaths
+	c.MixedSessions += o.MixedSessions
 }
 
 // newVolumes draws the volumes of a world that has its nodes.
@@ -78,6 +95,9 @@ func newVolumes(w *World) *volumes {
 			x.nics = append(x.nics, w.net.AddHost(netip.AddrFrom4(b)))
 		}
 		v.nodes = append(v.nodes, x)
+	}
+	if w.seed >= deviceSeeds {
+		v.fabric = newFabric(v, paths)
 	}
 	homes := 1
 	if w.chance(4) {
@@ -203,6 +223,10 @@ func (v *volumes) fault() {
 	i := w.rng.Intn(len(x.nics))
 	if w.chance(2) {
 		x, y = y, x
+	}
+	if v.fabric != nil && w.chance(4) {
+		v.fabric.fault(c)
+		return
 	}
 	switch k := w.rng.Intn(22); {
 	case k < 5:
@@ -425,6 +449,9 @@ func (v *volumes) calmDown() {
 	for _, x := range v.nodes {
 		x.full = false
 	}
+	if v.fabric != nil {
+		v.fabric.calmDown()
+	}
 	for _, c := range v.clients {
 		if c.p.host != nil && !c.p.over {
 			c.p.event(c.heal)()
@@ -477,7 +504,7 @@ func (v *volumes) settled() (bool, string) {
 				return false, w.text("%s has not read all of %s", c.name, m.d.name)
 			}
 		}
-		if n := c.paths(); any && n != len(c.node.nics) {
+		if n := c.paths(); any && n != len(c.spec.Paths) {
 			c.p.event(c.heal)() // the daemon kept what the administrator had taken away
 			return false, w.text("%s has %d paths", c.name, n)
 		}
@@ -503,7 +530,11 @@ func (v *volumes) close() {
 	for _, x := range v.nodes {
 		w.After(w.upTo(20*time.Millisecond), func() { x.p.stop(func() { left-- }) })
 	}
-	for end := w.Now() + 40*time.Second; w.bad == nil && left > 0 && w.Step(end); {
+	patience := 40 * time.Second
+	if v.fabric != nil {
+		patience += timeWait
+	}
+	for end := w.Now() + patience; w.bad == nil && left > 0 && w.Step(end); {
 	}
 	if w.bad == nil && left > 0 {
 		w.fail("B4: volumes of %d nodes do not end", left)

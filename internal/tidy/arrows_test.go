@@ -112,7 +112,7 @@ var arrows = []struct {
 	{"rdsd/internal/...", []string{"rdsd/internal/...", "node", "node/config", "sdk/go", "rdserr", "blk", "blk/nbd", "internal/freeport", "internal/guard", "internal/plain"}},
 
 	// Test worlds: nothing a program imports.
-	{"internal/simtest", []string{"node/base", "node/config", "node/datagram", "node/volume", "node/peers", "shm", "rds", "conn", "cong", "rnbd", "rtrs", "blk", "transport", "transport/sim", "wire", "wire/rtrs", "wire/rnbd", "rdserr", "internal/buf", "internal/quota", "internal/reactor", "internal/stats"}},
+	{"internal/simtest", []string{"node/base", "node/config", "node/datagram", "node/volume", "node/peers", "shm", "rds", "conn", "cong", "rnbd", "rtrs", "blk", "transport", "transport/sim", "transport/ib", "transport/ib/soft", "roce", "wire", "wire/rtrs", "wire/rnbd", "rdserr", "internal/buf", "internal/quota", "internal/reactor", "internal/stats"}},
 	{"internal/await", nil},                                // for tests alone
 	{"internal/doctable", nil},                             // for tests alone
 	{"internal/kernelpeer", []string{"transport", "wire"}}, // for tests alone
