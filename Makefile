@@ -81,6 +81,10 @@ soak: build ## long runs: an hour of seeds, of kernel interop, of volumes whose 
 bench: build ## the report of ratios, each against a baseline in the same run
 	RDSD_BIN=$(CURDIR)/$(BIN) $(GO) test ./internal/bench -run 'TestBenchReport$$' -v -timeout 60m -bench.report $(BENCH)
 
+.PHONY: bench-vm
+bench-vm: build ## the rest of that report: beside a kernel's RDS, RNBD and NBD, in a virtual machine whose clock counts instructions
+	$(GO) test ./test/vm -run 'TestBench' -v -timeout 120m -vm.bench -vm.rdsd $(CURDIR)/$(BIN) $(BENCH)
+
 .PHONY: proto
 proto: ## generate api/ anew (needs npm for buf) and the Python stubs
 	scripts/proto.sh

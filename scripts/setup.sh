@@ -23,7 +23,7 @@ machine() {
 		echo "setup: no kernel with RoCE (the tests in test/vm will be skipped)"
 	}
 }
-need="strace gcc g++ libc6-dev make pkg-config git user-mode-linux iproute2 ethtool python3-venv python3-dev libnbd-bin python3-libnbd qemu-utils fio e2fsprogs nbdkit nbd-server prometheus chromium qemu-system-x86 ibverbs-utils ibverbs-providers rdmacm-utils tcpdump kmod xz-utils"
+need="strace gcc g++ libc6-dev make pkg-config git user-mode-linux iproute2 ethtool python3-venv python3-dev libnbd-bin python3-libnbd qemu-utils fio e2fsprogs nbdkit nbd-server nbd-client prometheus chromium qemu-system-x86 ibverbs-utils ibverbs-providers rdmacm-utils tcpdump kmod xz-utils"
 missing=""
 for p in $need; do
 	dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing="$missing $p"

@@ -77,7 +77,7 @@ func TestBenchReport(t *testing.T) {
 	defer removeCompiled()
 	rows := slices.DeleteFunc(slices.Clone(allRows), func(r row) bool { return !strings.Contains(r.name, *benchOnly) })
 	if len(rows) == 0 {
-		t.Fatalf("no row's name contains %q; there are: %s", *benchOnly, names(allRows))
+		t.Fatalf("no row's name contains %q; there are: %s\n%s", *benchOnly, names(allRows), elsewhere)
 	}
 	if *benchOurs {
 		rows = onlyOurs(rows)
@@ -100,6 +100,7 @@ func TestBenchReport(t *testing.T) {
 		fmt.Println(r.line(res))
 	}
 	fmt.Println()
+	fmt.Println(elsewhere)
 	for _, name := range sortedKeys(res.failed) {
 		var s errSkip
 		if !errors.As(res.failed[name], &s) {
@@ -107,6 +108,10 @@ func TestBenchReport(t *testing.T) {
 		}
 	}
 }
+
+// elsewhere says which rows need a kernel beside rdsd.
+const elsewhere = "Not here but in `make bench-vm`, some ten minutes in a virtual machine whose clock counts instructions (test/vm/bench_test.go, bench_rds_test.go):\n" +
+	"vm-serve-4k-*, vm-map-4k-* (volumes with the kernel's RNBD, against nbd-server and the kernel itself) and vm-rds-* (RDS over TCP with a kernel, against kernel to kernel)."
 
 // onlyOurs are the rows without what they are held against; one of each figure.
 func onlyOurs(rows []row) (ours []row) {

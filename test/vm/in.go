@@ -48,7 +48,12 @@ const grace = 10 * time.Second
 // shared is the guest in which scenarios run one after the other.
 var shared guest
 
+// byCount is the guest of what is measured by instructions (Options.Counted).
+var byCount = guest{options: Options{Memory: "2G", Counted: true}}
+
 type guest struct {
+	options Options
+
 	mu  sync.Mutex // held while a scenario runs
 	vm  *VM        // guarded by mu; nil when there is none
 	dir string     // guarded by mu; of the guest
@@ -78,6 +83,23 @@ func In(t *testing.T, limit time.Duration, fresh Fresh, scenario func(t *testing
 	}
 }
 
+// InCounted is In with a guest of its own, whose clock is the instructions of its processor:
+// for what is measured. The limit is by that clock, and by that of the host.
+func InCounted(t *testing.T, limit time.Duration, scenario func(t *testing.T)) {
+	t.Helper()
+	if InGuest() {
+		scenario(t)
+		return
+	}
+	needGuest(t)
+	byCount.mu.Lock()
+	defer byCount.mu.Unlock()
+	defer byCount.endLocked()
+	if err := byCount.run(t, limit*time.Duration(*slow)); err != nil {
+		t.Error(err)
+	}
+}
+
 // needGuest skips the test where no guest can be run. CI must be able to.
 func needGuest(t *testing.T) {
 	t.Helper()
@@ -104,7 +126,9 @@ func (g *guest) boot(t *testing.T) (err error) {
 		return err
 	}
 	begun := time.Now()
-	if g.vm, err = Boot(t.Context(), Options{Dir: g.dir}); err != nil {
+	o := g.options
+	o.Dir = g.dir
+	if g.vm, err = Boot(t.Context(), o); err != nil {
 		return err
 	}
 	t.Logf("a guest in %.1f s", time.Since(begun).Seconds())

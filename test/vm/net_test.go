@@ -66,28 +66,34 @@ func gidIndex(t *testing.T, dev string, addr netip.Addr) int {
 // machine would else talk inside of it, where nothing can be lost or captured.
 func twoKernels(t *testing.T) link {
 	t.Helper()
-	l := link{"va", "vb", netip.MustParseAddr("10.9.0.1"), netip.MustParseAddr("10.9.0.2")}
+	return twoKernelsAt(t, "10.9.0")
+}
+
+// twoKernelsAt is twoKernels with other addresses: .1 and .2 of a network.
+func twoKernelsAt(t *testing.T, network string) link {
+	t.Helper()
+	l := link{"va", "vb", netip.MustParseAddr(network + ".1"), netip.MustParseAddr(network + ".2")}
 	rdmaModules(t)
-	ip(t, `
+	ip(t, fmt.Sprintf(`
 		link set lo up
 		link add va type veth peer name vb
-		addr add 10.9.0.1/24 dev va
-		addr add 10.9.0.2/24 dev vb`)
+		addr add %[1]s.1/24 dev va
+		addr add %[1]s.2/24 dev vb`, network))
 	undo(t, "ip", "link", "delete", "va")
 	for _, dev := range []string{"va", "vb", "all"} {
 		set(t, "/proc/sys/net/ipv4/conf/"+dev+"/accept_local", "1")
 		set(t, "/proc/sys/net/ipv4/conf/"+dev+"/rp_filter", "0")
 	}
-	ip(t, `
+	ip(t, fmt.Sprintf(`
 		link set va up
 		link set vb up
-		route add 10.9.0.2 dev va src 10.9.0.1 table 100
-		route add 10.9.0.1 dev vb src 10.9.0.2 table 101`)
+		route add %[1]s.2 dev va src %[1]s.1 table 100
+		route add %[1]s.1 dev vb src %[1]s.2 table 101`, network))
 	// What comes in by the link is for us; what goes to either address goes out by the other's
 	// end; the table of local addresses, which rule 0 has before all, comes behind.
 	rules := []string{
-		"pref 1 iif vb to 10.9.0.2 lookup local", "pref 2 iif va to 10.9.0.1 lookup local",
-		"pref 3 to 10.9.0.2 lookup 100", "pref 4 to 10.9.0.1 lookup 101", "pref 10 lookup local",
+		"pref 1 iif vb to " + network + ".2 lookup local", "pref 2 iif va to " + network + ".1 lookup local",
+		"pref 3 to " + network + ".2 lookup 100", "pref 4 to " + network + ".1 lookup 101", "pref 10 lookup local",
 	}
 	for _, r := range rules {
 		ip(t, "rule add "+r)

@@ -38,7 +38,14 @@ type Options struct {
 	Dir    string // takes what the guest leaves: logs, and under out what it writes to /run/out
 	Memory string // of the guest; "" is 1G
 	CPUs   int    // 0 is 2
+	// Counted has one processor whose instructions are the guest's clock: each counts as 2 ns. What is measured then is how much has to be done, whatever else
+	// the machine does.
+	Counted bool
 }
+
+// countedShift is what an instruction takes by the clock of a guest that is counted: a
+// nanosecond shifted so far, 2 ns.
+const countedShift = 1
 
 // Boot starts a guest and waits until it runs commands. No more than one guest runs at a
 // time from one tree: emulated processors are slow enough alone. Who calls Boot calls Kill;
@@ -105,6 +112,12 @@ func (vm *VM) start(ctx context.Context, k kernel, o Options) error {
 	if o.CPUs == 0 {
 		o.CPUs = 2
 	}
+	// Every emulated processor is a thread.
+	clock := []string{"-accel", "tcg,thread=multi"}
+	if o.Counted {
+		o.CPUs = 1
+		clock = []string{"-accel", "tcg,thread=single", "-icount", fmt.Sprintf("shift=%d,sleep=on", countedShift)}
+	}
 	// The port's socket is ours to listen on, so that it is there before QEMU is.
 	path := filepath.Join(o.Dir, "agent")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
@@ -117,11 +130,11 @@ func (vm *VM) start(ctx context.Context, k kernel, o Options) error {
 		return err
 	}
 	defer log.Close()
-	vm.cmd = exec.Command(emulator,
+	vm.cmd = exec.Command(emulator, append(clock,
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-		// Every emulated processor is a thread. erms and fsrm would have the kernel copy by
-		// "rep movsb", which is interpreted byte by byte; five levels of page tables cost too.
-		"-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max,-erms,-fsrm,la57=off",
+		// erms and fsrm would have the kernel copy by "rep movsb", which is interpreted byte by
+		// byte; five levels of page tables cost too.
+		"-machine", "q35", "-cpu", "max,-erms,-fsrm,la57=off",
 		"-smp", fmt.Sprint(o.CPUs), "-m", o.Memory,
 		// An ELF is entered by its PVH note, without decompression.
 		"-kernel", k.image, "-initrd", initrd,
@@ -134,7 +147,7 @@ func (vm *VM) start(ctx context.Context, k kernel, o Options) error {
 		"-device", "virtio-9p-pci,fsdev=root,mount_tag=root",
 		"-fsdev", "local,id=out,path="+out+",security_model=none",
 		"-device", "virtio-9p-pci,fsdev=out,mount_tag=out",
-	)
+	)...)
 	vm.cmd.Stderr = log
 	vm.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	started := make(chan error)

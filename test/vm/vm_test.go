@@ -31,6 +31,7 @@ func cases[T any](always []T, others ...T) []T {
 
 func TestMain(m *testing.M) {
 	nodeMain()
+	pairsMain()
 	Main(m)
 }
 
