@@ -9,10 +9,12 @@ begins with "elsewhere:" (something no machine of this kind can do).
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -133,6 +135,48 @@ def packages(*without: str) -> list[str]:
     return [p for p in out if not any(p.endswith(w) for w in without)]
 
 
+class Beside:
+    """Phases that mostly wait, run by a program of their own beside one that computes.
+
+    What they print is shown when they have ended, whole.
+    """
+
+    def __init__(self, names: list[str]) -> None:
+        self.tally = OUT / "beside.json"
+        self.log = OUT / "beside.log"
+        self.tally.unlink(missing_ok=True)
+        with self.log.open("w") as log:
+            self.proc = subprocess.Popen([sys.executable, __file__, "--tally", str(self.tally), *names], cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+
+    def join(self, tally: Tally) -> None:
+        code = self.proc.wait()
+        print(self.log.read_text(errors="replace"), end="", flush=True)
+        if not self.tally.exists():
+            tally.failed.append(f"{self.log.name}: its program ended with {code} and counted nothing")
+            return
+        theirs = json.loads(self.tally.read_text())
+        tally.passed += theirs["passed"]
+        tally.failed += theirs["failed"]
+        tally.skipped += [(name, reason) for name, reason in theirs["skipped"]]
+        tally.ends.update(theirs["ends"])
+        tally.whys.update(theirs["whys"])
+
+
+def processor() -> float:
+    """Seconds of processor time that this process's children have used which have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def one_phase(tally: Tally, name: str, run: Callable[[], bool]) -> None:
+    print(f"== {name}", flush=True)
+    begun, used = time.monotonic(), processor()
+    before = len(tally.failed)
+    if not run() and len(tally.failed) == before:
+        tally.failed.append(name)
+    print(f"== {name}: {time.monotonic() - begun:.0f} s, {processor() - used:.0f} s of processors", flush=True)
+
+
 def main() -> int:
     OUT.mkdir(exist_ok=True)
     tally = Tally()
@@ -151,22 +195,32 @@ def main() -> int:
         ("volumes of real processes", lambda: go_phase(tally, ["-count=1", "-timeout", "10m", "./internal/volumetest"])),
         ("the page in a browser", lambda: go_phase(tally, ["-count=1", "-timeout", "6m", "./internal/pagetest"])),
         ("adversary", lambda: go_phase(tally, ["-count=1", "-timeout", "10m", "./internal/adversary", "-adversary.seed=20261122", "-adversary.slack=1.5"])),
-        ("mutants", lambda: command(tally, "make mutants", ["make", "-s", "mutants"])),
+        ("mutants", lambda: command(tally, "make mutants", ["nice", "make", "-s", "mutants"])),
         ("kernel interop", lambda: go_phase(tally, ["-count=1", "-timeout", "20m", "./interop"])),
         ("kernel's NBD client", lambda: go_phase(tally, ["-count=1", "-timeout", "5m", "./interop/kernelnbd"])),
         ("kernel's RoCE, RTRS and RNBD", lambda: go_phase(tally, ["-count=1", "-timeout", "9m", "./test/vm"])),
         ("C library", lambda: c_phase(tally)),
         ("Python", lambda: python_phase(tally)),
     ]
-    if len(sys.argv) > 1:
-        phases = [p for p in phases if any(w in p[0].lower() for w in sys.argv[1:])]
+    words = sys.argv[1:]
+    counted = None
+    if words[:1] == ["--tally"]:  # of a Beside
+        counted, words = Path(words[1]), words[2:]
+    if words:
+        phases = [p for p in phases if any(w in p[0].lower() for w in words)]
+    # The mutants compute on every processor and nothing of theirs is a matter of time; these wait most of theirs.
+    names = [name for name, _ in phases]
+    waiting = [n for n in names if n in ("C library", "Python") and "mutants" in names]
     for name, run in phases:
-        print(f"== {name}", flush=True)
-        begun = time.monotonic()
-        before = len(tally.failed)
-        if not run() and len(tally.failed) == before:
-            tally.failed.append(name)
-        print(f"== {name}: {time.monotonic() - begun:.0f} s", flush=True)
+        if name in waiting:
+            continue
+        beside = Beside([n.lower() for n in waiting]) if waiting and name == "mutants" else None
+        one_phase(tally, name, run)
+        if beside:
+            beside.join(tally)
+    if counted:
+        counted.write_text(json.dumps(vars(tally)))
+        return 1 if tally.failed else 0
     bad_skips = [s for s in tally.skipped if CI and not s[1].startswith("elsewhere:")]
     if tally.skipped:
         print(f"\nSKIPPED {len(tally.skipped)}:")
