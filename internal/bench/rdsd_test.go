@@ -194,12 +194,12 @@ func (w *world) ready(p *proc) error {
 	return w.until(p.name+" is bound", func() bool { return p.board.load(wordReady) == 1 })
 }
 
-// onePaired runs a program of one node whose daemon makes pairs.
-func onePaired(run func(w *world, ds []*daemon) (*proc, error)) func(time.Duration) (sample, error) {
+// oneNode runs a program of one node, whose daemon makes pairs or not.
+func oneNode(pairs string, run func(w *world, ds []*daemon) (*proc, error)) func(time.Duration) (sample, error) {
 	return func(d time.Duration) (sample, error) {
 		w := newWorld(d)
 		defer w.close()
-		ds, err := w.daemonsWith([]string{"--pairs", "auto"}, nil, nodeA)
+		ds, err := w.daemonsWith([]string{"--pairs", pairs}, nil, nodeA)
 		if err != nil {
 			return sample{}, err
 		}

@@ -167,7 +167,7 @@ func Default() *Config {
 			HeartbeatTimeout:  Duration{20 * time.Second},
 			RestartHold:       Duration{3 * time.Second},
 			PingEnable:        true,
-			Pairs:             PairsOff,
+			Pairs:             PairsAuto,
 			LowPortsBelow:     1024,
 		},
 		Reactor: Reactor{Spin: Duration{reactor.DefaultSpin}},

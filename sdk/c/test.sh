@@ -48,8 +48,8 @@ build() {
 }
 
 plain() {
-	build plain build "-O2 -g" "" "all build/test_unit build/test_socket build/test_vectors" || return
-	for t in unit vectors socket; do run plain build/test_$t; done
+	build plain build "-O2 -g" "" "all build/test_unit build/test_pair build/test_socket build/test_vectors" || return
+	for t in unit pair vectors socket; do run plain build/test_$t; done
 	header
 }
 
@@ -80,8 +80,8 @@ header() {
 
 asan() {
 	build asan build-asan "-O1 -g" "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer" \
-		"build-asan/test_unit build-asan/test_socket build-asan/test_vectors" || return
-	for t in unit vectors socket; do run asan build-asan/test_$t; done
+		"build-asan/test_unit build-asan/test_pair build-asan/test_socket build-asan/test_vectors" || return
+	for t in unit pair vectors socket; do run asan build-asan/test_$t; done
 }
 
 tsan() {

@@ -61,6 +61,8 @@ type step struct {
 	Max        int
 	CountAs    string `json:"count_as"`
 	Count      int
+	Burst      int
+	Paired     bool `json:"until_paired"`
 	Expect     map[string]int
 	Reason     string
 	Is         bool
@@ -142,7 +144,7 @@ type run struct {
 }
 
 func runScenario(t *testing.T, hosts map[string]host, sc scenario) {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	r := &run{
 		t: t, hosts: hosts, ctx: ctx,
@@ -332,6 +334,8 @@ func (r *run) step(st *step) error {
 				return fmt.Errorf("datagram %d: %w", i, err)
 			}
 		}
+	case "volley":
+		return r.volley(s, st, timeout)
 	case "borrow":
 		return call(func(ctx context.Context) error { return r.borrow(ctx, s, st) })
 	case "release":

@@ -109,8 +109,16 @@ static uint32_t post_table(struct rdsdi_op *op, struct rdsdi_flow *f, rdsd_dgram
 	return n;
 }
 
+static void accepted(rdsd_dgram *d, size_t n, uint64_t tag)
+{
+	for (size_t i = 0; i < n; i++) {
+		d[i].error = 0;
+		d[i].tag = tag + i;
+	}
+}
+
 /* post_stretch posts some datagrams from b->d[i] on, to one destination: how many, 0 with op->why set. */
-static size_t post_stretch(struct batch *b, struct rdsdi_flow *f, size_t i)
+static size_t post_stretch(struct batch *b, struct rdsdi_flow *f, size_t i, bool *again)
 {
 	rdsd_dgram *d = &b->d[i];
 	struct rdsdi_op *op = &b->op;
@@ -118,26 +126,29 @@ static size_t post_stretch(struct batch *b, struct rdsdi_flow *f, size_t i)
 	uint32_t body;
 	uint64_t tag;
 
+	k = rdsdi_pair_put(op, f, &(struct rdsdi_source){.dgrams = d, .len = d->len}, 0, same, &tag, false, again);
+	if (k || *again) {
+		accepted(d, k, tag);
+		return k;
+	}
 	if (same < 64 && i + same < b->n && !stretch_ends(d, d + same)) {
 		k = rdsdi_allowed(op->s, 0, 1) ? mixed(op->s, d, b->n - i, &body) : 0;
 		if (k > same)
 			return post_table(op, f, d, (uint32_t)k, body);
 	}
 	k = rdsdi_post_same(op, f, &(struct rdsdi_source){.dgrams = d, .len = d->len}, 0, same, &tag, false);
-	for (size_t j = 0; j < k; j++) {
-		d[j].error = 0;
-		d[j].tag = tag + j;
-	}
+	accepted(d, k, tag);
 	return k;
 }
 
-/* pass posts what may go now of what is not decided. */
-static void pass(struct batch *b)
+/* pass posts what may go now of what is not decided; false: another one has to begin. */
+static bool pass(struct batch *b)
 {
 	struct rdsdi_op *op = &b->op;
 	rdsd_socket *s = op->s;
 	uint32_t bits = 0;
 	bool full = false, patient = false;
+	bool again = false;
 	int why = 0;
 
 	for (size_t i = b->first, n; i < b->n; i += n) {
@@ -171,7 +182,9 @@ static void pass(struct batch *b)
 			continue;
 		}
 		if (!result) {
-			n = post_stretch(b, f, i);
+			n = post_stretch(b, f, i, &again);
+			if (again)
+				return false;
 			if (n)
 				continue;
 			rdsdi_publish(&s->tx);
@@ -198,6 +211,7 @@ static void pass(struct batch *b)
 	op->patient = patient;
 	while (b->first < b->n && b->d[b->first].error != PENDING)
 		b->first++;
+	return true;
 }
 
 static int64_t batch_step(struct rdsdi_op *op)
@@ -207,22 +221,27 @@ static int64_t batch_step(struct rdsdi_op *op)
 	int64_t result;
 
 	pthread_mutex_lock(&tx->mu);
-	result = rdsdi_sendable(op);
-	if (!result) {
+	for (;;) {
+		result = rdsdi_sendable(op);
+		if (result)
+			break;
 		rdsdi_send_look(op->s);
 		b->pass = ++tx->passes;
-		pass(b);
-		rdsdi_publish(tx);
+		if (!pass(b))
+			continue;
 		if (b->first < b->n)
 			result = BLOCKED;
+		break;
 	}
+	if (tx->reg)
+		rdsdi_publish(tx);
 	pthread_mutex_unlock(&tx->mu);
 	return result;
 }
 
 ssize_t rdsd_send_batch(rdsd_socket *s, rdsd_dgram *dgrams, size_t n, int *error, int64_t timeout)
 {
-	struct batch b = {.op = {.step = batch_step, .s = s}, .d = dgrams, .n = n, .nowait = timeout == RDSD_NOWAIT};
+	struct batch b = {.op = {.step = batch_step, .s = s, .waits = timeout != RDSD_NOWAIT}, .d = dgrams, .n = n, .nowait = timeout == RDSD_NOWAIT};
 	int64_t result = rdsdi_usable(s);
 	int first = 0;
 	size_t accepted = 0;

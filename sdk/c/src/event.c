@@ -30,7 +30,7 @@ static rdsd_outcome *outcome_at(struct rdsdi_tx *tx, uint32_t i)
 	return &tx->outcomes[(tx->outcome_head + i) & (tx->outcome_cap - 1)];
 }
 
-static bool outcome_room(struct rdsdi_tx *tx)
+bool rdsdi_outcome_room(struct rdsdi_tx *tx)
 {
 	uint32_t cap = tx->outcome_cap ? 2 * tx->outcome_cap : 256;
 	rdsd_outcome *bigger;
@@ -60,7 +60,7 @@ void rdsdi_outcome_add(struct rdsdi_tx *tx, uint64_t tag, uint32_t n, uint8_t ki
 			return;
 		}
 	}
-	if (outcome_room(tx)) /* room is kept ahead of events: see rdsdi_events */
+	if (rdsdi_outcome_room(tx)) /* room is kept ahead of events: see rdsdi_events */
 		*outcome_at(tx, tx->outcome_n++) =
 			(rdsd_outcome){.tag = tag, .count = n, .kind = kind, .reason = reason, .error = error};
 }
@@ -204,7 +204,7 @@ static bool take_events(rdsd_socket *s, bool all)
 		return false;
 	}
 	while (tx->event_head != tail) {
-		if (s->flags & RDSD_OUTCOMES && ((!all && rdsdi_outcomes_full(tx)) || !outcome_room(tx)))
+		if (s->flags & RDSD_OUTCOMES && ((!all && rdsdi_outcomes_full(tx)) || !rdsdi_outcome_room(tx)))
 			break;
 		memcpy(e, r->base + r->event_ring + (tx->event_head & (r->event_n - 1)) * EVENT_SIZE, sizeof e);
 		tx->event_head++;
@@ -306,6 +306,7 @@ void rdsdi_tx_stop(rdsd_socket *s, uint8_t why)
 		if (!atomic_load(&s->fault))
 			take_events(s, true);
 		decide_rest(s, why);
+		rdsdi_pairs_stop(tx);
 		free_tables(tx);
 		rdsdi_region_unref(tx->reg);
 		tx->reg = NULL;
@@ -316,6 +317,7 @@ void rdsdi_tx_stop(rdsd_socket *s, uint8_t why)
 
 void rdsdi_tx_destroy(struct rdsdi_tx *tx)
 {
+	rdsdi_pairs_stop(tx);
 	free_tables(tx);
 	if (tx->reg) /* in a forked child */
 		rdsdi_region_unref(tx->reg);

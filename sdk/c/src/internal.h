@@ -6,8 +6,8 @@
  * (ctl). Each has a lock; the release ring has its own in the region, because
  * messages outlive sockets.
  *
- * Lock order: list (client.c), ctl, tx, rx, region.mu. sleep.mu and requests.mu
- * are taken alone.
+ * Lock order: list (client.c), ctl, tx, rx, region.mu. sleep.mu is taken last,
+ * requests.mu alone.
  * None is held while a thread sleeps.
  *
  * Read first: wait.c (how every call waits), session.c (bind, loss, binding
@@ -49,17 +49,46 @@
 #define MAX_ASKED 32u                 /* requests on one of them, each to another destination */
 #define KEEP_PORTS 4u                 /* of them kept without a request */
 #define MAX_REGIONS 8u                /* regions of dead daemons with something unread */
+#define MAX_PAIRS 16u                 /* in each direction, and offered: a daemon offers 8 */
+#define MAX_SAYS 64u                  /* of pairs, not sent yet */
+#define MAX_KEPT (8u << 20)           /* bytes of copies of what came by pairs, beyond which nothing more is lent */
+#define PAIR_RUN 16u                  /* records in a row out of pairs while the ring may have something */
 
 /* Of conn.Why: reasons the library itself gives. */
 enum { WHY_CLOSED = 3, WHY_DAEMON_RESTARTED = 8 };
 
 /* Regions (region.c) */
 
+/*
+ * A pair (pair.c). Its end is guarded by tx.mu where this socket sends, by rx.mu
+ * where it reads; until it is open, by ctl.mu.
+ * Sender: head <= the reader's head <= tail <= head + bytes, head as last seen.
+ * Reader: head <= tail <= head + bytes, tail as last seen.
+ */
+struct rdsdi_pair {
+	_Atomic uint32_t refs;
+	unsigned process; /* rdsdi_process when it was mapped */
+	uint64_t id, bytes;
+	uint8_t *words, *data;
+	rdsd_addr peer;
+	bool reads;
+	bool closed; /* reader: the daemon has said so */
+	bool over;   /* nothing more gets in, or is read */
+	bool full;   /* sender: left alone until there is some room again */
+	uint64_t tail, head;
+	uint64_t raw;               /* reader: the word of the tail */
+	uint64_t mark;              /* sender: of the record under way, +1; reader: of what follows */
+	uint64_t next_tail, marked; /* sender: with the record under way; the mark that was put last, +1 */
+	uint64_t count, sum;        /* datagrams and their bytes */
+	struct rdsdi_pair *next;
+};
+
 /* A descriptor that was received. Its datagrams hold it; the last one gives the slot back. */
 struct rdsdi_lease {
 	struct rdsdi_region *reg;
 	_Atomic uint32_t refs; /* datagrams not released */
-	uint32_t bytes;
+	uint32_t bytes;        /* of one that came by a pair, which lies behind this */
+	bool own;              /* it does */
 	uint64_t slot;
 	struct rdsdi_lease *next; /* free ones; guarded by reg->mu */
 };
@@ -81,6 +110,10 @@ struct rdsdi_region {
 	uint64_t daemon_part; /* from here on it can only be read */
 
 	struct rdsdi_region *next; /* what rx reads afterwards; guarded by rx.mu */
+	/* Read as well. Guarded by rx.mu; changed with sleep.mu, which is enough to look at their words. */
+	struct rdsdi_pair *pairs[MAX_PAIRS];
+	unsigned pairs_n;
+	_Atomic uint64_t kept; /* bytes of leases that came by pairs */
 
 	pthread_mutex_t mu;
 	int bell;                   /* the daemon's doorbell, -1 when it is gone; guarded by mu, as all below */
@@ -99,6 +132,8 @@ int rdsdi_region_map(int ours, int daemons, uint64_t bytes, struct rdsdi_region 
 /* Reads and checks the header, which is written when the socket is bound. Errors as above. */
 int rdsdi_region_begin(struct rdsdi_region *reg);
 void rdsdi_region_unref(struct rdsdi_region *reg);
+/* The size of a sealed memfd, -1 when it is none. */
+int64_t rdsdi_part_size(int fd);
 /* Touches the pages from from, the beginning of one, up to to. */
 void rdsdi_region_touch(const struct rdsdi_region *reg, uint64_t from, uint64_t to);
 static inline void rdsdi_region_ref(struct rdsdi_region *reg)
@@ -170,6 +205,14 @@ struct rdsdi_ctl {
 	size_t message_n;
 	int fds[4];         /* that came with the message so far */
 	unsigned fds_n;
+	/* Pairs: mapped and not open yet; what is to be said of them; the daemon has closed one that is read. */
+	struct rdsdi_pair *offers;
+	unsigned offers_n, says_n;
+	struct {
+		uint64_t id;
+		unsigned state;
+	} says[MAX_SAYS];
+	bool ending;
 };
 
 /* Sending (flow.c, send.c, event.c) */
@@ -235,6 +278,7 @@ struct rdsdi_tx {
 	uint64_t passes;    /* of batches so far */
 	uint32_t lazy;      /* sends since events were looked at */
 	struct rdsdi_arena arena;
+	struct rdsdi_pair *pairs;
 	uint32_t opens;     /* flows whose last descriptor may still grow */
 
 	struct rdsdi_flow *flows;
@@ -281,6 +325,7 @@ struct rdsdi_rx {
 	rdsd_msg *stash; /* a ring of MAX_STASH */
 	uint32_t stash_head, stash_n;
 	unsigned regions; /* in the chain from reg on */
+	unsigned run, pair_turn; /* records in a row out of pairs, and where the next look begins */
 };
 
 /* Waiting (wait.c) */
@@ -370,6 +415,8 @@ struct rdsdi_op {
 	bool reads;   /* events or outcomes: WAITS_EVENT is not for room */
 	bool asks;    /* the answer comes by the control socket: looping is of no use */
 	bool sends;   /* it is a send */
+	bool waits;   /* a send that may wait for room in a pair, for a moment */
+	bool looked;  /* it has */
 	struct rdsdi_flow *jam;       /* the congested flow that step found last */
 	struct rdsdi_region *jam_reg; /* whose flow that is */
 };
@@ -433,6 +480,8 @@ void rdsdi_tx_stop(rdsd_socket *s, uint8_t why);
 void rdsdi_tx_destroy(struct rdsdi_tx *tx);
 /* Takes in events, with tx.mu held; true when there were any. */
 bool rdsdi_events(rdsd_socket *s);
+/* Whether one more can be added: made ahead. */
+bool rdsdi_outcome_room(struct rdsdi_tx *tx);
 void rdsdi_outcome_add(struct rdsdi_tx *tx, uint64_t tag, uint32_t n, uint8_t kind, uint8_t reason, uint16_t error);
 static inline bool rdsdi_outcomes_full(const struct rdsdi_tx *tx)
 {
@@ -489,6 +538,50 @@ static inline _Atomic uint64_t *rdsdi_ring_word(const struct rdsdi_tx *tx, uint6
 {
 	return at64(tx->reg, tx->reg->send_ring + (entry & (tx->reg->send_n - 1)) * SEND_SIZE);
 }
+
+/* pair.c */
+
+/* Maps what was offered and touches nothing of it: it is not sealed yet. NULL: it is none, or there is no memory. */
+struct rdsdi_pair *rdsdi_pair_map(const struct rdsdi_server *m, const int *fds, const rdsd_addr *local);
+void rdsdi_pair_unref(struct rdsdi_pair *p);
+
+/* With ctl.mu held, while there is a link: */
+
+
+/* What the daemon says of a pair. */
+void rdsdi_pair_step(rdsd_socket *s, const struct rdsdi_server *m);
+/* There is room for what a step has said. */
+bool rdsdi_pairs_room(const struct rdsdi_ctl *c);
+/* Lets go of those that are closed and read. */
+void rdsdi_pairs_sweep(rdsd_socket *s);
+/* Tells the daemon how far they are. */
+void rdsdi_pairs_say(struct rdsdi_ctl *c);
+/* The link is gone. */
+void rdsdi_pairs_forget(struct rdsdi_ctl *c);
+
+/* pair_ends.c. With tx.mu held: nothing is put any more. */
+void rdsdi_pairs_stop(struct rdsdi_tx *tx);
+
+/*
+ * With rx.mu held. Makes the next record that may be taken when so many
+ * descriptors were, the current descriptor: 1, 0 when there is none, -ENOBUFS when
+ * too much is lent (lends: this is to be), -ENOMEM.
+ */
+int rdsdi_pair_next(struct rdsdi_rx *rx, uint64_t taken, bool lends);
+/* The same of what one source has put there before it sent what is next in the ring. */
+int rdsdi_pair_before(struct rdsdi_rx *rx, const rdsd_addr *from, bool lends);
+bool rdsdi_pairs_ready(struct rdsdi_region *r, uint64_t taken);
+/* Whether one that the daemon has closed is empty. */
+bool rdsdi_pair_read_out(struct rdsdi_pair *p);
+/* Nothing more gets in. */
+void rdsdi_pairs_shut(struct rdsdi_region *r);
+
+/* With sleep.mu held: the senders are to have this reader rung, or not. */
+void rdsdi_pairs_sleep(struct rdsdi_region *r, bool on);
+
+void rdsdi_pairs_free(struct rdsdi_region *r);
+/* rdsdi_lease_drop for the last datagram of one that came by a pair. */
+void rdsdi_lease_own_drop(struct rdsdi_lease *l);
 
 int rdsdi_rx_start(rdsd_socket *s, struct rdsdi_link *l);
 void rdsdi_rx_stop(rdsd_socket *s);

@@ -65,7 +65,8 @@ enum {
 	W_SENDS_REFUSED = 5632,
 	W_SENDS_WAITED = 5760,
 	W_SENDS_FULL = 5888,
-	W_ROOM_WANTED = 6016
+	W_ROOM_WANTED = 6016,
+	W_NUDGES = 6144
 };
 
 /* Bits of the sleep words: what the sleeper waits for. */
@@ -141,6 +142,26 @@ enum { EV_OUTCOME = 1, EV_REFUSED = 2, EV_CONGESTION = 3, EV_FREED = 4 };
 
 /* Receive descriptor. */
 enum { RECV_SIZE = 64, RECV_WORD = 0, RECV_SLOT = 8, RECV_IP = 16, RECV_PORT = 32, RECV_FAMILY = 34 };
+
+/* Pairs (docs/pairs.md): words, one in 128 bytes, behind the header. */
+#define PAIR_MAGIC "RDSDPAIR"
+#define PAIR_VERSION 1u
+#define PAIR_WORDS 65536 /* bytes of their memfd */
+#define PAIR_MIN 65536u  /* of data */
+#define PAIR_MAX (1u << 20)
+#define PAIR_WORD_APART 128u
+enum {
+	PAIR_TAIL = 128,
+	PAIR_HEAD = 256,
+	PAIR_SLEEPS = 384,
+	PAIR_MARK = 512,
+	PAIR_NUDGE = 640,
+	PAIR_SENT = 768, /* and bytes behind it */
+	PAIR_READ = 1024
+};
+#define PAIR_CLOSED (UINT64_C(1) << 63) /* of the tail */
+#define PAIR_MARK_BYTES 16u             /* of the record of a mark */
+enum { PAIR_PAD = 0, PAIR_DATAGRAMS = 1, PAIR_MARK_KIND = 3 };
 
 /* The control socket: head of a packet. */
 enum { PACKET_HEAD = 4, PACKET_KIND = 1, PACKET_MORE = 1, PACKET_PIECE = 65536 };

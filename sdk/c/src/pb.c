@@ -54,7 +54,7 @@ static size_t wrap(uint8_t *out, unsigned field, const uint8_t *body, const uint
 
 size_t rdsdi_pb_bind(uint8_t *out, const struct rdsdi_bind *b)
 {
-	static const uint8_t ring[] = {1 << 3 | WIRE_VARINT, SHM_VERSION}; /* RingWish{version} */
+	static const uint8_t ring[] = {1 << 3 | WIRE_VARINT, SHM_VERSION, 2 << 3 | WIRE_VARINT, 1}; /* RingWish{version, pairs} */
 	uint8_t body[PB_CLIENT_MAX], *p = body;
 
 	p = put_endpoint(p, 1, &b->local);
@@ -102,6 +102,13 @@ size_t rdsdi_pb_congested(uint8_t *out, uint64_t id, const rdsd_addr *to)
 	uint8_t body[PB_CLIENT_MAX], *p = put_uint(body, 1, id);
 
 	return wrap(out, 7, body, put_endpoint(p, 2, to));
+}
+
+size_t rdsdi_pb_pair(uint8_t *out, uint64_t id, unsigned state)
+{
+	uint8_t body[PB_CLIENT_MAX], *p = put_uint(body, 1, id);
+
+	return wrap(out, 10, body, put_uint(p, 2, state));
 }
 
 /* Reading. */
@@ -269,6 +276,27 @@ static int get_result(struct reader r, struct rdsdi_server *m)
 	return more;
 }
 
+static int get_pair(struct reader r, struct rdsdi_server *m)
+{
+	int more, err = 0;
+
+	while ((more = next(&r)) > 0) {
+		if (is(&r, 1, WIRE_VARINT))
+			m->id = r.value;
+		else if (is(&r, 2, WIRE_VARINT))
+			m->pair_state = (unsigned)r.value;
+		else if (is(&r, 3, WIRE_BYTES))
+			err = get_endpoint(sub(&r), &m->source);
+		else if (is(&r, 4, WIRE_BYTES))
+			err = get_endpoint(sub(&r), &m->destination);
+		else if (is(&r, 5, WIRE_VARINT))
+			m->pair_bytes = r.value;
+		if (err < 0)
+			return err;
+	}
+	return more;
+}
+
 static int get_closing(struct reader r, struct rdsdi_server *m)
 {
 	int more;
@@ -306,6 +334,10 @@ int rdsdi_pb_server(const uint8_t *in, size_t n, struct rdsdi_server *m)
 		case SERVER_CONGESTED_RESULT:
 			m->body = (int)r.field;
 			err = get_result(sub(&r), m);
+			break;
+		case SERVER_PAIR:
+			m->body = SERVER_PAIR;
+			err = get_pair(sub(&r), m);
 			break;
 		case SERVER_CLOSING:
 			m->body = SERVER_CLOSING;

@@ -28,6 +28,7 @@ size_t rdsdi_pb_cancel(uint8_t *out, uint64_t id, const rdsd_addr *to);
 size_t rdsdi_pb_flush(uint8_t *out, uint64_t id, int64_t timeout_ns);
 size_t rdsdi_pb_monitor(uint8_t *out, uint64_t mask, bool on);
 size_t rdsdi_pb_congested(uint8_t *out, uint64_t id, const rdsd_addr *to);
+size_t rdsdi_pb_pair(uint8_t *out, uint64_t id, unsigned state);
 
 /* Which ServerMessage; the numbers are those of its fields. */
 enum {
@@ -38,7 +39,17 @@ enum {
 	SERVER_CONGESTION = 7,
 	SERVER_CONGESTED_RESULT = 8,
 	SERVER_CLOSING = 10,
-	SERVER_REGION = 11
+	SERVER_REGION = 11,
+	SERVER_PAIR = 12
+};
+
+/* How far a pair is. */
+enum {
+	PAIR_STATE_OFFERED = 1,
+	PAIR_STATE_MAPPED = 2,
+	PAIR_STATE_OPEN = 3,
+	PAIR_STATE_CLOSED = 4,
+	PAIR_STATE_GONE = 5
 };
 
 /* A ServerMessage, as far as sockets with rings get them. */
@@ -53,6 +64,9 @@ struct rdsdi_server {
 	uint64_t instance;
 	uint32_t ring_version;    /* Bound: 0 without rings; and of a region */
 	uint64_t region_bytes;
+	unsigned pair_state;      /* of a pair, whose number is id */
+	rdsd_addr source, destination;
+	uint64_t pair_bytes;
 };
 
 /* 0, or -EPROTO when the bytes are no protobuf message. */

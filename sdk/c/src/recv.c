@@ -26,13 +26,27 @@ static int broken(rdsd_socket *s)
 	return 0;
 }
 
-/* next_region goes on to the region of the daemon that came after a dead one. */
-static bool next_region(struct rdsdi_rx *rx)
+/* drop_pairs lets go of those of a region, as far as this end is concerned. */
+static void drop_pairs(rdsd_socket *s, struct rdsdi_region *r)
 {
+	bool ours = s->process == rdsdi_process; /* a child may have inherited the lock locked */
+
+	if (ours)
+		pthread_mutex_lock(&s->sleep.mu);
+	rdsdi_pairs_free(r);
+	if (ours)
+		pthread_mutex_unlock(&s->sleep.mu);
+}
+
+/* next_region goes on to the region of the daemon that came after a dead one. */
+static bool next_region(rdsd_socket *s)
+{
+	struct rdsdi_rx *rx = &s->rx;
 	struct rdsdi_region *old = rx->reg;
 
 	if (!old || !old->next)
 		return false;
+	drop_pairs(s, old);
 	rx->reg = old->next;
 	rx->head = rx->shown = 0;
 	rx->one_by_one = false;
@@ -76,27 +90,57 @@ static struct rdsdi_lease *lease(struct rdsdi_rx *rx, bool *held)
 	return l;
 }
 
-/* next_desc takes the next descriptor: 1, 0 when there is none, -ENOBUFS. */
-static int next_desc(rdsd_socket *s)
+/*
+ * next_source finds where the next descriptor is: 0 with *tail, the ring's, and r:
+ * there, if anywhere; 1: a pair had one, which is the current one now; or an error.
+ */
+static int next_source(rdsd_socket *s, uint64_t *tail, bool lends)
+{
+	struct rdsdi_rx *rx = &s->rx;
+	int more;
+
+	for (;;) {
+		struct rdsdi_region *r = rx->reg;
+
+		if (!r)
+			return 0;
+		if (r->pairs_n && rx->run < PAIR_RUN) {
+			more = rdsdi_pair_next(rx, rx->head, lends);
+			if (more) {
+				rx->run++;
+				return more;
+			}
+		}
+		*tail = load_acquire(at64(r, W_RECV_TAIL));
+		if (*tail != rx->head)
+			return 0;
+		if (r->pairs_n) {
+			/* Behind everything that a daemon that is gone has placed, there is nothing to wait for. */
+			more = rdsdi_pair_next(rx, alive(rx) ? rx->head : UINT64_MAX, lends);
+			if (more)
+				return more;
+		}
+		if (!next_region(s))
+			return 0;
+	}
+}
+
+/* next_desc takes the next descriptor: 1, 0 when there is none, -ENOBUFS, -ENOMEM. lends: what it holds is not copied at once. */
+static int next_desc(rdsd_socket *s, bool lends)
 {
 	struct rdsdi_rx *rx = &s->rx;
 	struct rdsdi_region *r;
 	const uint8_t *e;
-	uint64_t word, slot, tail;
+	uint64_t word, slot, tail = 0;
 	uint32_t bytes, n, kind;
 	uint8_t family;
+	rdsd_addr from;
 	bool held;
+	int more = next_source(s, &tail, lends);
 
-	for (;;) {
-		r = rx->reg;
-		if (!r)
-			return 0;
-		tail = load_acquire(at64(r, W_RECV_TAIL));
-		if (tail != rx->head)
-			break;
-		if (!next_region(rx))
-			return 0;
-	}
+	r = rx->reg;
+	if (more || !r || tail == rx->head)
+		return more;
 	if (tail - rx->head > r->recv_n || atomic_load_explicit(&s->fault, memory_order_relaxed))
 		return broken(s);
 	e = r->base + r->recv_ring + (rx->head & (r->recv_n - 1)) * RECV_SIZE;
@@ -110,6 +154,14 @@ static int next_desc(rdsd_socket *s)
 	    bytes > r->recv_arena_bytes - slot || (family != 4 && family != 6) ||
 	    !((kind == KIND_SAME && bytes % n == 0) || (kind == KIND_TABLE && bytes >= 4 * n)))
 		return broken(s);
+	from = (rdsd_addr){.family = family};
+	memcpy(from.ip, e + RECV_IP, family == 4 ? 4 : 16);
+	memcpy(&from.port, e + RECV_PORT, 2);
+	/* The source had put into its pair what may be taken there by now, before it sent this. The pair is looked at after the ring. */
+	more = rdsdi_pair_before(rx, &from, lends);
+	if (more)
+		return more;
+	rx->run = 0;
 	rx->lease = lease(rx, &held);
 	if (!rx->lease)
 		return held ? rdsdi_fail(-ENOBUFS, "%u received pieces are unreleased: release some", r->release_n) : 0;
@@ -126,9 +178,7 @@ static int next_desc(rdsd_socket *s)
 		bytes -= 4 * n;
 	}
 	rx->bytes = bytes;
-	rx->from = (rdsd_addr){.family = family};
-	memcpy(rx->from.ip, e + RECV_IP, family == 4 ? 4 : 16);
-	memcpy(&rx->from.port, e + RECV_PORT, 2);
+	rx->from = from;
 	return 1;
 }
 
@@ -191,7 +241,7 @@ static bool for_waiter(rdsd_socket *s, const rdsd_msg *m)
 }
 
 /* take hands out up to n datagrams: how many, or -ENOBUFS. *given: requests got some. */
-static int64_t take(rdsd_socket *s, rdsd_msg *msgs, size_t n, bool *given)
+static int64_t take(rdsd_socket *s, rdsd_msg *msgs, size_t n, bool lends, bool *given)
 {
 	struct rdsdi_rx *rx = &s->rx;
 	size_t got = 0;
@@ -204,7 +254,7 @@ static int64_t take(rdsd_socket *s, rdsd_msg *msgs, size_t n, bool *given)
 	}
 	while (got < n) {
 		if (!rx->left) {
-			more = next_desc(s);
+			more = next_desc(s, lends);
 			if (more <= 0)
 				break;
 		}
@@ -244,7 +294,7 @@ bool rdsdi_rx_starved(struct rdsdi_rx *rx)
 	starved = r->live && atomic_load(at64(r, W_ROOM_WANTED)) == 1 + r->release_tail;
 	pthread_mutex_unlock(&r->mu);
 	/* After the word: it changes behind what was placed before. */
-	return starved && atomic_load(at64(r, W_RECV_TAIL)) == rx->head;
+	return starved && atomic_load(at64(r, W_RECV_TAIL)) == rx->head && !rdsdi_pairs_ready(r, rx->head);
 }
 
 struct receive {
@@ -287,7 +337,7 @@ static int64_t receive_step(struct rdsdi_op *op)
 		pthread_mutex_unlock(&s->rx.mu);
 		return rdsdi_errno(-ENOMEM);
 	}
-	got = take(s, r->msgs, r->n, &given);
+	got = take(s, r->msgs, r->n, !r->copies, &given);
 	if (got == 1 && r->fits && r->msgs->len > r->size) {
 		untake(&s->rx, r->msgs);
 		large = true;
@@ -316,6 +366,7 @@ static ssize_t batch(rdsd_socket *s, rdsd_msg *msgs, size_t n, bool copies, int6
 
 	if (err)
 		return err;
+	rdsdi_check(s);
 	return n ? rdsdi_run(&r.op, timeout) : 0;
 }
 
@@ -334,7 +385,10 @@ ssize_t rdsdi_recv_fitting(rdsd_socket *s, rdsd_msg *msg, size_t size, int64_t t
 	struct receive r = {.op = {.step = receive_step, .s = s}, .msgs = msg, .n = 1, .single = true, .copies = true, .fits = true, .size = size};
 	int err = rdsdi_usable(s);
 
-	return err ? err : rdsdi_run(&r.op, timeout);
+	if (err)
+		return err;
+	rdsdi_check(s);
+	return rdsdi_run(&r.op, timeout);
 }
 
 size_t rdsdi_copy_out(const rdsd_msg *m, void *buf, size_t size, rdsd_addr *from)
@@ -356,6 +410,7 @@ ssize_t rdsd_recv(rdsd_socket *s, void *buf, size_t size, rdsd_addr *from, int64
 
 	if (got)
 		return got;
+	rdsdi_check(s);
 	got = rdsdi_run(&r.op, timeout);
 	if (got < 0)
 		return got;
@@ -382,9 +437,12 @@ bool rdsdi_rx_ready(rdsd_socket *s)
 
 	if (rx->stash_n || rx->left)
 		return true;
-	for (struct rdsdi_region *r = rx->reg; r; r = r->next)
-		if (load_acquire(at64(r, W_RECV_TAIL)) != (r == rx->reg ? rx->head : 0))
+	for (struct rdsdi_region *r = rx->reg; r; r = r->next) {
+		uint64_t head = r == rx->reg ? rx->head : 0;
+
+		if (load_acquire(at64(r, W_RECV_TAIL)) != head || rdsdi_pairs_ready(r, r->next || rx->dead ? UINT64_MAX : head))
 			return true;
+	}
 	return false;
 }
 
@@ -403,7 +461,7 @@ int rdsd_peek(rdsd_socket *s, size_t *size)
 		*size = rx->stash[rx->stash_head].len;
 	} else {
 		if (!rx->left)
-			found = next_desc(s);
+			found = next_desc(s, false);
 		show(rx);
 		if (found > 0)
 			*size = next_len(rx);
@@ -431,7 +489,7 @@ static void drop_strays(rdsd_socket *s)
 	struct rdsdi_rx *rx = &s->rx;
 	rdsd_msg m;
 
-	while (rx->left || next_desc(s) > 0) {
+	while (rx->left || next_desc(s, false) > 0) {
 		hand(rx, &m);
 		if (!for_waiter(s, &m))
 			rdsdi_lease_drop(m.lease, 1);
@@ -459,7 +517,7 @@ static int64_t request_step(struct rdsdi_op *op)
 		if (rx->stash_n == MAX_STASH)
 			break; /* somebody must receive before there is room for a reply */
 		if (!rx->left) {
-			more = next_desc(s);
+			more = next_desc(s, true);
 			if (more <= 0)
 				break;
 		}
@@ -551,8 +609,10 @@ int rdsdi_rx_start(rdsd_socket *s, struct rdsdi_link *l)
 }
 
 /* drop_all forgets what is unread: the socket was closed. */
-static void drop_all(struct rdsdi_rx *rx)
+static void drop_all(rdsd_socket *s)
 {
+	struct rdsdi_rx *rx = &s->rx;
+
 	if (rx->left)
 		rdsdi_lease_drop(rx->lease, rx->left);
 	rx->left = 0;
@@ -560,10 +620,12 @@ static void drop_all(struct rdsdi_rx *rx)
 		rdsdi_lease_drop(rx->stash[rx->stash_head].lease, 1);
 		rx->stash_head = (rx->stash_head + 1) % MAX_STASH;
 	}
-	while (next_region(rx))
+	while (next_region(s))
 		;
-	if (rx->reg)
+	if (rx->reg) {
+		drop_pairs(s, rx->reg);
 		rdsdi_region_unref(rx->reg);
+	}
 	rx->reg = NULL;
 	rx->regions = 0;
 }
@@ -578,17 +640,18 @@ void rdsdi_rx_stop(rdsd_socket *s)
 	for (last = rx->reg; last && last->next; last = last->next)
 		;
 	if (last) {
+		rdsdi_pairs_shut(last); /* what got in so far is kept */
 		pthread_mutex_lock(&last->mu);
 		last->bell = -1; /* releases lead nowhere from here on */
 		pthread_mutex_unlock(&last->mu);
 	}
 	if (atomic_load(&s->over) == -EBADF)
-		drop_all(rx);
+		drop_all(s);
 	pthread_mutex_unlock(&rx->mu);
 }
 
 void rdsdi_rx_destroy(rdsd_socket *s)
 {
-	drop_all(&s->rx);
+	drop_all(s);
 	free(s->rx.stash);
 }

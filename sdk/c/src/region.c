@@ -121,8 +121,7 @@ static const char *check(struct rdsdi_region *r)
 	return NULL;
 }
 
-/* part_size is the size of a sealed memfd, -1 when it is none. */
-static int64_t part_size(int fd)
+int64_t rdsdi_part_size(int fd)
 {
 	int seals = fcntl(fd, F_GET_SEALS);
 	struct stat st;
@@ -149,7 +148,7 @@ static void *map_parts(int ours_fd, uint64_t split, int daemons_fd, uint64_t byt
 
 int rdsdi_region_map(int ours_fd, int daemons_fd, uint64_t bytes, struct rdsdi_region **reg)
 {
-	int64_t split = part_size(ours_fd), rest = part_size(daemons_fd);
+	int64_t split = rdsdi_part_size(ours_fd), rest = rdsdi_part_size(daemons_fd);
 	struct rdsdi_region *r;
 	void *base;
 
@@ -205,6 +204,7 @@ void rdsdi_region_unref(struct rdsdi_region *r)
 {
 	if (atomic_fetch_sub_explicit(&r->refs, 1, memory_order_acq_rel) != 1)
 		return;
+	rdsdi_pairs_free(r);
 	if (r->process == rdsdi_process) /* a forked child has nothing mapped there */
 		munmap(r->base, r->bytes);
 	pthread_mutex_destroy(&r->mu);
@@ -234,6 +234,10 @@ void rdsdi_lease_drop(struct rdsdi_lease *l, uint32_t refs)
 
 	if (r->process != rdsdi_process || atomic_fetch_sub_explicit(&l->refs, refs, memory_order_acq_rel) != refs)
 		return;
+	if (l->own) {
+		rdsdi_lease_own_drop(l);
+		return;
+	}
 	pthread_mutex_lock(&r->mu);
 	r->live--;
 	if (r->bell >= 0) {

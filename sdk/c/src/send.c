@@ -32,7 +32,7 @@ uint8_t *rdsdi_send_copy(uint8_t *to, const void *from, size_t n)
 	return to;
 }
 
-static void copy_same(uint8_t *to, const struct rdsdi_source *src, size_t from, size_t n)
+void rdsdi_copy_same(uint8_t *to, const struct rdsdi_source *src, size_t from, size_t n)
 {
 	if (!src->dgrams) {
 		rdsdi_send_copy(to, src->data + from * src->len, n * src->len);
@@ -151,7 +151,7 @@ static uint32_t grow(rdsd_socket *s, struct rdsdi_flow *f, const struct rdsdi_so
 	}
 	n = lesser(n, room);
 	bytes = d->body + n * len;
-	copy_same(rdsdi_slot_at(tx, d->slot) + d->body, src, from, n);
+	rdsdi_copy_same(rdsdi_slot_at(tx, d->slot) + d->body, src, from, n);
 	word = WORD_MAKE(bytes, d->n + n, KIND_SAME);
 	if (!atomic_compare_exchange_strong(rdsdi_ring_word(tx, f->open_entry), &f->open_word, word)) {
 		if (d->body < d->size / 4)
@@ -239,7 +239,7 @@ static uint32_t post_new(struct rdsdi_op *op, struct rdsdi_flow *f, const struct
 		rdsdi_send_blocked(op, -EAGAIN, WAITS_EVENT);
 		return 0;
 	}
-	copy_same(rdsdi_slot_at(tx, slot), src, from, n);
+	rdsdi_copy_same(rdsdi_slot_at(tx, slot), src, from, n);
 	rdsdi_flow_close(tx, f);
 	if (len && size / len < max)
 		max = (uint32_t)(size / len);
@@ -302,16 +302,16 @@ struct run {
 	bool tag_given; /* tags count up from tag: no appending */
 };
 
-static int64_t run_step(struct rdsdi_op *op)
+/* post_run posts what may go now; *again: it has to begin anew. */
+static int64_t post_run(struct run *r, bool *again)
 {
-	struct run *r = (struct run *)op;
+	struct rdsdi_op *op = &r->op;
 	rdsd_socket *s = op->s;
 	struct rdsdi_tx *tx = &s->tx;
 	struct rdsdi_flow *f;
-	int64_t result;
+	int64_t result = rdsdi_sendable(op);
 
-	pthread_mutex_lock(&tx->mu);
-	result = rdsdi_sendable(op);
+	*again = false;
 	if (!result && r->src.len > tx->max_datagram)
 		result = rdsdi_too_large(s, r->src.len);
 	if (!result) {
@@ -324,8 +324,12 @@ static int64_t run_step(struct rdsdi_op *op)
 	}
 	while (!result && r->done < r->n) {
 		uint64_t tag = r->tag + r->done;
-		uint32_t n = rdsdi_post_same(op, f, &r->src, r->done, r->n - r->done, &tag, r->tag_given);
+		uint32_t n = rdsdi_pair_put(op, f, &r->src, r->done, r->n - r->done, &tag, r->tag_given, again);
 
+		if (*again)
+			return 0;
+		if (!n)
+			n = rdsdi_post_same(op, f, &r->src, r->done, r->n - r->done, &tag, r->tag_given);
 		if (n && !r->tag_given)
 			r->tag = tag;
 		r->done += n;
@@ -335,6 +339,19 @@ static int64_t run_step(struct rdsdi_op *op)
 				result = BLOCKED;
 		}
 	}
+	return result;
+}
+
+static int64_t run_step(struct rdsdi_op *op)
+{
+	struct rdsdi_tx *tx = &op->s->tx;
+	int64_t result;
+	bool again;
+
+	pthread_mutex_lock(&tx->mu);
+	do
+		result = post_run((struct run *)op, &again);
+	while (again);
 	if (tx->reg)
 		rdsdi_publish(tx);
 	pthread_mutex_unlock(&tx->mu);
@@ -343,7 +360,7 @@ static int64_t run_step(struct rdsdi_op *op)
 
 static int send_one(rdsd_socket *s, const rdsd_addr *to, const void *data, size_t len, uint64_t *tag, int64_t timeout)
 {
-	struct run r = {.op = {.step = run_step, .s = s}, .to = to, .src = {.data = data, .len = len}, .n = 1};
+	struct run r = {.op = {.step = run_step, .s = s, .waits = timeout != RDSD_NOWAIT}, .to = to, .src = {.data = data, .len = len}, .n = 1};
 	int64_t result = rdsdi_usable(s);
 
 	if (result)
@@ -368,7 +385,7 @@ int rdsd_try_send(rdsd_socket *s, const rdsd_addr *to, const void *data, size_t 
 ssize_t rdsd_send_run(rdsd_socket *s, const rdsd_addr *to, const void *data, size_t len, size_t count, uint64_t *tag,
 		      int64_t timeout)
 {
-	struct run r = {.op = {.step = run_step, .s = s},
+	struct run r = {.op = {.step = run_step, .s = s, .waits = timeout != RDSD_NOWAIT},
 			.to = to,
 			.src = {.data = data, .len = len},
 			.n = count,

@@ -42,6 +42,17 @@ uint32_t rdsdi_soon(const rdsd_socket *s);
 uint32_t rdsdi_post_same(struct rdsdi_op *op, struct rdsdi_flow *f, const struct rdsdi_source *src, size_t from, size_t n,
 			 uint64_t *tag, bool given);
 
+/*
+ * Puts up to n datagrams of one length into the pair of the flow: how many. 0:
+ * there is none, or no room; they go by the daemon. *again: tx.mu was let go of for
+ * a moment, and everything has to be looked up again.
+ */
+uint32_t rdsdi_pair_put(struct rdsdi_op *op, struct rdsdi_flow *f, const struct rdsdi_source *src, size_t from, size_t n,
+			uint64_t *tag, bool tag_given, bool *again);
+
+/* Copies n datagrams of one length, from the from-th on. */
+void rdsdi_copy_same(uint8_t *to, const struct rdsdi_source *src, size_t from, size_t n);
+
 /* memcpy in pieces that stay in the cache; returns the end. */
 uint8_t *rdsdi_send_copy(uint8_t *to, const void *from, size_t n);
 

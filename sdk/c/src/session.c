@@ -154,6 +154,7 @@ static void drop_link(rdsd_socket *s)
 	struct rdsdi_ctl *c = &s->ctl;
 
 	rdsdi_control_reset(c);
+	rdsdi_pairs_forget(c);
 	if (!c->link)
 		return;
 	rdsdi_sleep_watch(s, c->link, false);
@@ -426,7 +427,12 @@ static void dispatch(rdsd_socket *s, const struct rdsdi_server *m)
 				break;
 			}
 		break;
+	case SERVER_PAIR:
+		rdsdi_pair_step(s, m);
+		break;
 	}
+	while (c->fds_n) /* an offer has mapped them */
+		close(c->fds[--c->fds_n]);
 }
 
 static bool up(rdsd_socket *s)
@@ -439,7 +445,7 @@ static bool up(rdsd_socket *s)
 		lost(s, -EPROTO);
 		return true;
 	}
-	while ((more = rdsdi_control_next(s, &m)) > 0) {
+	while (rdsdi_pairs_room(&s->ctl) && (more = rdsdi_control_next(s, &m)) > 0) {
 		dispatch(s, &m);
 		any = true;
 	}
@@ -447,6 +453,8 @@ static bool up(rdsd_socket *s)
 		lost(s, more);
 		return true;
 	}
+	rdsdi_pairs_sweep(s);
+	rdsdi_pairs_say(&s->ctl);
 	if (s->ctl.monitor_due)
 		rdsdi_monitor(s);
 	return any;

@@ -148,6 +148,7 @@ static void store_word(struct rdsdi_sleep *w, struct rdsdi_link *l)
 	if (w->armed)
 		bits |= w->arm_bits;
 	atomic_store(at32(l->reg, W_CLIENT_SLEEPS), bits);
+	rdsdi_pairs_sleep(l->reg, bits & WAITS_RECV);
 	atomic_thread_fence(memory_order_seq_cst); /* before the caller looks once more */
 }
 

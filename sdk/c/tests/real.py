@@ -45,6 +45,11 @@ class Daemon:
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(self.command, stdout=out, stderr=out)
 
+    def counter(self, name: str) -> int:
+        command = [self.command[0], "counters", "--socket", str(self.target), "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        return next(int(c["value"]) for c in json.loads(done.stdout) if c["name"] == name)
+
     def kill(self) -> None:
         assert self.process is not None
         self.process.kill()
@@ -197,6 +202,17 @@ class Scenario:
             if "payload" in step:
                 assert data == payload(step["payload"], i), f"datagram {i}: {data[:60]}"
 
+    def do_volley(self, step: Step) -> None:
+        at, sent = self.daemons[step["at"]], 0
+        was = at.counter("pair_datagrams")
+        until = time.monotonic() + self.timeout(step) / 1000
+        while True:
+            self.call("volley", step["on"], self.to(step), step["to"], sent, step["count"], step["burst"], 5000)
+            sent += step["count"]
+            if not step.get("until_paired") or at.counter("pair_datagrams") > was:
+                return
+            assert time.monotonic() < until, f"no pair: {at.counter('pairs_offered')} were offered"
+
     def do_borrow(self, step: Step) -> None:
         kept = self.borrowed.setdefault(step["as"], [])
         for i in range(self.times(step)):
@@ -321,6 +337,44 @@ def killed_daemon(call: Lines, daemons: dict[str, Daemon]) -> None:
     call("end")
 
 
+def killed_beside_pair(call: Lines, daemons: dict[str, Daemon]) -> None:
+    """The daemon is killed while a flow goes by a pair: what lies in it is read, and the flow goes on with the next daemon."""
+    a = daemons["A"]
+    call("client", "A", a.target)
+    call("bind", "a", "A", f"{a.address}:0", 0, 0, 1)
+    call("bind", "b", "A", f"{a.address}:0", 0, 0, 0)
+    where, total = call("local", "b"), 0
+    for round in range(3):
+        was, sent, until = a.counter("pair_datagrams"), 0, time.monotonic() + 60
+        while a.counter("pair_datagrams") == was:
+            call("volley", "a", where, "b", sent, 2048, 64, 20000)
+            sent += 2048
+            assert time.monotonic() < until, "no pair"
+        call("flush", "a", 20000)
+        time.sleep(0.2)  # the daemon counts now and then: what follows is to be counted apart
+        passed = a.counter("pair_datagrams")
+        call("run", "a", where, 500, 20000)
+        while a.counter("pair_datagrams") < passed + 500:
+            assert time.monotonic() < until, "the run did not go by the pair"
+            time.sleep(0.02)
+        a.kill()
+        if round == 1:
+            a.start()
+        call("drain", "b", 500, 20000)
+        if round != 1:
+            a.start()
+        call("congested", "b", "127.0.0.250:7", 20000)  # answered when it is bound again
+        call("volley", "a", where, "b", 0, 100, 10, 20000)
+        total += sent + 600
+    while total > 0:  # one outcome for each, and none is unknown
+        for run in call("outcomes", "a", 20000).strip(";").split(";"):
+            _, count, kind, _ = run.strip().split(",", 3)
+            assert kind == "delivered", run
+            total -= int(count)
+    assert total == 0, total
+    call("end")
+
+
 def many_undecided(call: Lines, daemons: dict[str, Daemon]) -> None:
     """More datagrams at a time than a daemon keeps undecided: it goes on when it has room."""
     for name, daemon in daemons.items():
@@ -425,6 +479,7 @@ def main() -> int:
         ("bench", lambda call: bench(build, daemons)),
         ("many undecided", lambda call: many_undecided(call, daemons)),
         ("killed daemon", lambda call: killed_daemon(call, daemons)),
+        ("killed daemon beside a pair", lambda call: killed_beside_pair(call, daemons)),
     ]
     failed = 0
     try:

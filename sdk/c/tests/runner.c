@@ -195,6 +195,54 @@ static void drain(rdsd_socket *s)
 	printf("ok");
 }
 
+/* volley sends so many numbered datagrams of 8 bytes in batches, each of which is received before the next. */
+static void volley(rdsd_socket *s)
+{
+	static rdsd_dgram d[256];
+	static uint64_t numbers[256];
+	rdsd_addr to = address(), from;
+	rdsd_socket *reader = find(word(), false);
+	uint64_t next = strtoull(word(), NULL, 10), end = next + strtoull(word(), NULL, 10), want = next;
+	size_t burst = strtoull(word(), NULL, 10);
+	int64_t t = timeout();
+
+	rdsd_local_addr(s, &from);
+	while (next < end) {
+		size_t n = burst < end - next ? burst : end - next;
+		ssize_t sent;
+		rdsd_msg m[256];
+
+		for (size_t i = 0; i < n; i++) {
+			numbers[i] = next++;
+			d[i] = (rdsd_dgram){.to = to, .data = &numbers[i], .len = sizeof numbers[i]};
+		}
+		sent = rdsd_send_batch(s, d, n, NULL, t);
+		if (sent != (ssize_t)n) {
+			answered(sent < 0 ? sent : -5);
+			return;
+		}
+		while (want < next) {
+			ssize_t got = rdsd_recv_batch(reader, m, 256, t);
+
+			if (!(got > 0)) {
+				answered(got);
+				return;
+			}
+			for (ssize_t i = 0; i < got; i++) {
+				uint64_t number = UINT64_MAX;
+
+				memcpy(&number, m[i].data, m[i].len == sizeof number ? sizeof number : 0);
+				if (number != want++ || !rdsd_addr_equal(&m[i].from, &from)) {
+					printf("error 5 number %llu, expected %llu", (unsigned long long)number, (unsigned long long)want - 1);
+					return;
+				}
+			}
+			rdsd_release(m, (size_t)got);
+		}
+	}
+	printf("ok");
+}
+
 static void receive(rdsd_socket *s)
 {
 	static uint8_t buf[RDSD_MAX_DATAGRAM];
@@ -347,6 +395,8 @@ static void on_socket(const char *op)
 		send_run(s);
 	} else if (!strcmp(op, "drain")) {
 		drain(s);
+	} else if (!strcmp(op, "volley")) {
+		volley(s);
 	} else if (!strcmp(op, "batch")) {
 		send_batch(s);
 	} else if (!strcmp(op, "recv")) {

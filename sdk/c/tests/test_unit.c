@@ -142,12 +142,16 @@ static void arena_property(void)
 static void messages(void)
 {
 	/* As protoc --encode writes them. */
-	static const uint8_t bind[] = {0x0a, 0x15, 0x0a, 0x09, 0x0a, 0x04, 127, 0,    0,    2,    0x10, 0x90,
-				       0x4e, 0x10, 0x80, 0x20, 0x22, 0x01, 'x', 0x3a, 0x02, 0x08, 0x03};
+	static const uint8_t bind[] = {0x0a, 0x17, 0x0a, 0x09, 0x0a, 0x04, 127, 0,    0,    2,    0x10, 0x90,
+				       0x4e, 0x10, 0x80, 0x20, 0x22, 0x01, 'x', 0x3a, 0x04, 0x08, 0x03, 0x10, 0x01};
 	static const uint8_t mapped[] = {0x4a, 0x00};
 	static const uint8_t region[] = {0x5a, 0x06, 0x08, 0x03, 0x10, 0x80, 0x80, 0x40};
 	static const uint8_t cancelled[] = {0x2a, 0x08, 0x08, 0x2a, 0x10, 0x05, 0x18, 0x81, 0x01, 0x20};
 	static const uint8_t closing[] = {0x52, 0x06, 0x08, 0x6c, 0x12, 0x02, 'h', 'i'};
+	static const uint8_t pair[] = {0x62, 0x1e, 0x08, 0x07, 0x10, 0x01, 0x1a, 0x09, 0x0a, 0x04, 127,  0,	 0,
+				       2,    0x10, 0x90, 0x4e, 0x22, 0x09, 0x0a, 0x04, 127,  0,	   0,    2,    0x10,
+				       0x91, 0x4e, 0x28, 0x80, 0x80, 0x04};
+	static const uint8_t gone[] = {0x52, 0x04, 0x08, 0x07, 0x10, 0x05};
 	struct rdsdi_bind b = {.local = {{127, 0, 0, 2}, 10000, 4, 0}, .send_buffer = 4096, .label = "x"};
 	struct rdsdi_server m;
 	uint8_t out[PB_CLIENT_MAX];
@@ -161,6 +165,11 @@ static void messages(void)
 	CHECK_IS(rdsdi_pb_server(cancelled, sizeof cancelled, &m), -EPROTO); /* cut off */
 	CHECK_IS(rdsdi_pb_server(closing, sizeof closing, &m), 0);
 	CHECK(m.body == SERVER_CLOSING && m.error == ESHUTDOWN && !strcmp(m.text, "hi"));
+	CHECK_IS(rdsdi_pb_server(pair, sizeof pair, &m), 0);
+	CHECK(m.body == SERVER_PAIR && m.id == 7 && m.pair_state == PAIR_STATE_OFFERED && m.pair_bytes == PAIR_MIN);
+	CHECK(addr_equal(&m.source, &b.local) && m.destination.port == 10001);
+	CHECK_IS(rdsdi_pb_pair(out, 7, PAIR_STATE_GONE), sizeof gone);
+	CHECK(!memcmp(out, gone, sizeof gone));
 	b.label = "0123456789012345678901234567890123456789012345678901234567890123456789"; /* 70 */
 	b.local.family = 6;
 	b.send_buffer = b.recv_buffer = UINT64_MAX;

@@ -301,6 +301,7 @@ static void receive(void)
 	atomic_store(at64(r, W_RECV_TAIL), 1);
 	s->spin = -1;
 	s->state = SESSION_UP;
+	s->checked = INT64_MAX; /* there is no control socket to look at */
 	CHECK_IS(rdsd_recv_batch(s, m, 64, RDSD_NOWAIT), n);
 	CHECK_IS(s->fault, 0);
 	CHECK(rdsd_addr_equal(&m[0].from, &src));
@@ -402,6 +403,7 @@ static void region(void)
 	free(bytes);
 	s->spin = -1;
 	s->state = SESSION_UP;
+	s->checked = INT64_MAX; /* there is no control socket to look at */
 	s->rx.head = s->rx.shown = 1; /* one was taken before */
 	CHECK_IS(rdsd_recv_batch(s, m, 8, RDSD_NOWAIT), 5);
 	for (int i = 0; i < 5; i++)

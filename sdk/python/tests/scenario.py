@@ -135,6 +135,32 @@ class Runner:
             if "payload" in step:
                 assert got.payload == make_payload(step["payload"], i)
 
+    async def volley(self, step: Step) -> None:
+        sock, to = self.on(step), self.sockets[step["to"]]
+        admin = self.clients[step["at"]].admin
+        source, target = self.addresses[step["on"]], self.to(step)
+        was, sent, limit = await self.pair_datagrams(admin), 0, time.monotonic() + seconds(step)
+        while True:
+            end, want = sent + step["count"], sent
+            while sent < end:
+                n = min(step["burst"], end - sent)
+                batch = [(target, (sent + i).to_bytes(8, "little")) for i in range(n)]
+                await self.do(sock.send_batch, batch, timeout=5)
+                sent += n
+                while want < sent:
+                    for got in await self.do(to.recv_batch, step["burst"], timeout=5):
+                        assert got.addr == source
+                        assert got.payload == want.to_bytes(8, "little")
+                        want += 1
+            once = not step.get("until_paired") or self.front.front_end != "rings"
+            if once or await self.pair_datagrams(admin) > was:
+                return
+            assert time.monotonic() < limit, "no pair"
+
+    async def pair_datagrams(self, admin: Any) -> int:
+        counters = await self.do(admin.counters)
+        return next(int(c.value) for c in counters if c.name == "pair_datagrams")
+
     async def borrow(self, step: Step) -> None:
         kept = self.leases.setdefault(step["as"], [])
         for i in range(self.repeat(step)):
