@@ -40,6 +40,7 @@ type rocePath struct {
 	still *roceConn          // guarded by mu; one that is held
 	held  [2][]packet        // guarded by mu; of still
 	ended bool               // guarded by mu
+	asked []byte             // guarded by mu; the last request for a connection
 }
 
 // dest is where a packet leads: a queue pair, or for messages of the connection manager an ID.
@@ -71,6 +72,7 @@ const (
 	madREQ      = 0x10
 	madREJ      = 0x12
 	madREP      = 0x13
+	madRTU      = 0x14
 	madDREQ     = 0x15
 	reqQPN      = madBody + 32
 	reqGIDs     = madBody + 56 // the sender's, the receiver's
@@ -90,23 +92,8 @@ func newRocePath(t testing.TB, at, client, server string, port int) *rocePath {
 	self := addr(at)
 	p := &rocePath{port: port, from: client, ends: [2]netip.AddrPort{up: addr(server), down: addr(client)}, conns: map[dest]*roceConn{}}
 	p.cond.L = &p.mu
+	p.sock = listenRoCE(t, self)
 	var err error
-	if p.sock, err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(self)); err != nil {
-		t.Fatal(err)
-	}
-	raw, err := p.sock.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if e := raw.Control(func(fd uintptr) {
-		// The identification is covered by the CRC, and 0 so.
-		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO)
-		if unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, pathBuffer) != nil { // without the right to, what is allowed
-			_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, pathBuffer)
-		}
-	}); errors.Join(e, err) != nil {
-		t.Fatal(errors.Join(e, err))
-	}
 	for i := range p.ends {
 		if p.flows[i], err = roce.NewFlow(self, p.ends[i]); err != nil {
 			t.Fatal(err)
@@ -117,6 +104,27 @@ func newRocePath(t testing.TB, at, client, server string, port int) *rocePath {
 	p.wg.Go(p.read) // ends with the socket
 	t.Cleanup(p.end)
 	return p
+}
+
+// listenRoCE opens a socket whose packets leave as their CRC has them: with identification 0.
+func listenRoCE(t testing.TB, at netip.AddrPort) *net.UDPConn {
+	sock, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(at))
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := sock.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e := raw.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO)
+		if unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, pathBuffer) != nil { // without the right to, what is allowed
+			_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, pathBuffer)
+		}
+	}); errors.Join(e, err) != nil {
+		t.Fatal(errors.Join(e, err))
+	}
+	return sock
 }
 
 func (p *rocePath) end() {
@@ -218,6 +226,7 @@ func (p *rocePath) look(direction int, pkt *packet, h *roce.Packet) bool {
 		copy(m[reqGIDs+16:], to[:])
 		copy(m[reqAddrs+12:], self[12:])
 		copy(m[reqAddrs+28:], to[12:])
+		p.asked = append(p.asked[:0], m...)
 		return true
 	case madREP:
 		if c := p.conns[pkt.to]; c != nil && !c.dead && !c.up && !p.shut {

@@ -8,7 +8,9 @@ import (
 // harms are what netem does to the packets that we send. The kernel's are spared: a sender of
 // rxe in Linux 6.1 that is told of a gap (NAK) while several of its messages are under way may
 // send one packet again and then nothing for good, without a timeout. Between two kernels,
-// RNBD over "delay 1ms reorder 2%" stands still within seconds, in the same way.
+// RNBD over "delay 1ms reorder 2%" stands still within seconds, in the same way, and over
+// "loss 2%" of both ends, each time with a registration of memory that its sender tries again in
+// vain ("rxe_reg_fast_mr: mr->lkey = ... not free").
 var harms = [][]string{{"loss", "2%"}, {"duplicate", "2%"}, {"delay", "1ms", "reorder", "2%"}}
 
 // harmed runs fio on a disk under each harm.

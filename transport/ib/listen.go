@@ -12,7 +12,7 @@ import (
 )
 
 // maxAnswering is how many calls of accept of a listener there are at a time. A request
-// beyond them is refused, and the peer tries again.
+// beyond them is refused, and the peer tries again; so is one beyond its source's pace.
 const maxAnswering = 64
 
 // listener has a goroutine for each call of accept, which Close waits for.
@@ -25,6 +25,7 @@ type listener struct {
 	closed bool          // guarded by mu
 	busy   int           // calls under way; guarded by mu
 	idle   chan struct{} // closed when none is any more; nil: nobody waits; guarded by mu
+	pace   pace          // guarded by mu
 }
 
 // ListenOneSided accepts on local. A request that is not answered in half a minute is
@@ -42,7 +43,7 @@ func (p *Provider) ListenOneSided(local netip.AddrPort, accept func(transport.Co
 // ask is called on the reactor's thread, which accept may keep waiting.
 func (l *listener) ask(a Asked) {
 	l.mu.Lock()
-	if l.closed || l.busy == maxAnswering {
+	if l.closed || l.busy == maxAnswering || !l.pace.take(l.p.m.Clock(), a.RemoteAddr().Addr()) {
 		l.mu.Unlock()
 		a.Reject(nil)
 		return

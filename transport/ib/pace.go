@@ -1,0 +1,71 @@
+package ib
+
+import (
+	"net/netip"
+	"time"
+)
+
+// Requests to connect of one source that are answered: so many at once, which is a kernel's node
+// with all the connections of two paths, and after that so many a second. Each that is answered
+// costs a domain's connection and its buffers, which a peer may ask for and let go as fast as it
+// can send; what one source wants beyond this is refused, and tried again by whoever means it.
+const (
+	paceBurst  = 288
+	paceEvery  = 5 * time.Millisecond
+	paceSource = 4096 // sources that are remembered; those beyond share one pace
+)
+
+// pace remembers of each source how much it has asked for. The zero value is ready. It has one
+// user at a time.
+type pace struct {
+	until map[netip.Prefix]time.Duration // when all that a source has taken has come back
+	rest  time.Duration                  // the same of those that there is no room for
+}
+
+// take reports whether a request of a source is answered now.
+func (p *pace) take(now time.Duration, from netip.Addr) bool {
+	source := sourceOf(from)
+	until, known := p.until[source]
+	if !known && len(p.until) == paceSource {
+		p.forget(now)
+	}
+	room := known || len(p.until) < paceSource
+	if !room {
+		until = p.rest
+	}
+	until = max(until, now) + paceEvery
+	if until-now > paceBurst*paceEvery {
+		return false
+	}
+	switch {
+	case !room:
+		p.rest = until
+	case p.until == nil:
+		p.until = map[netip.Prefix]time.Duration{source: until}
+	default:
+		p.until[source] = until
+	}
+	return true
+}
+
+// forget drops the sources that have everything back. It looks at all of them, which happens as
+// often as their number is full of others.
+func (p *pace) forget(now time.Duration) {
+	for s, until := range p.until {
+		if until <= now {
+			delete(p.until, s)
+		}
+	}
+}
+
+// sourceOf is an IPv4 address, or the network of 64 bits of an IPv6 one, whose owner has all of
+// its addresses.
+func sourceOf(a netip.Addr) netip.Prefix {
+	a = a.Unmap().WithZone("")
+	bits := a.BitLen()
+	if a.Is6() {
+		bits = 64
+	}
+	p, _ := a.Prefix(bits) // of an address that is none, no prefix: one source
+	return p
+}
