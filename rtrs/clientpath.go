@@ -38,6 +38,7 @@ type ClientPath struct {
 	noBackoff    bool // the administrator asked: the next attempt does not wait
 	wasConnected bool // was connected before
 	creates      bool // this attempt may create the session
+	kernel       bool // the server is one, or nobody knows yet
 	overdue      bool // a request failed by its limit, and the path is to be given up for it
 	stats        PathStats
 
@@ -126,7 +127,7 @@ func (p *ClientPath) start() {
 	p.cons = p.cons[:0]
 	p.flags, p.descs, p.noBackoff, p.slowTold = 0, nil, false, false
 	p.setState(Connecting)
-	p.startAt(c.now + c.cfg.ConnectTimeout)
+	p.startAt(c.now + p.patience())
 	// A path that leads to another server by mistake must not begin a second session there
 	// (fresh).
 	p.creates = p.wasConnected
@@ -134,6 +135,25 @@ func (p *ClientPath) start() {
 		p.creates, c.creator = true, p
 	}
 	p.dial()
+}
+
+// patience is how long the first answer may take: what a kernel may, where it may be one.
+func (p *ClientPath) patience() time.Duration {
+	if p.kernel {
+		return p.c.cfg.Kernel.ConnectTimeout
+	}
+	return p.c.cfg.ConnectTimeout
+}
+
+// MayBeKernel says that nobody knows yet whether p leads to a kernel, as nobody can over RDMA before
+// it has answered. It is called when p has been added.
+func (p *ClientPath) MayBeKernel(now time.Duration) {
+	p.kernel = true
+	if p.state == Connecting && len(p.cons) == 0 {
+		p.c.enter(now)
+		p.startAt(p.c.now + p.patience())
+		p.c.leave()
+	}
 }
 
 // fresh reports whether no path has been connected before. Then one path at a time may
@@ -222,9 +242,12 @@ func (p *ClientPath) Dialed(now time.Duration, conn int, rsp []byte) {
 		return
 	}
 	p.cons = append(p.cons, clientCon{})
-	// A kernel's server takes its time for each of them.
-	if !p.fences() {
+	// A kernel's server takes its time for each of them; one that is none has to hurry from here on.
+	switch {
+	case !p.fences():
 		p.startAt(p.c.now + p.c.cfg.Kernel.ConnectTimeout)
+	case p.kernel && conn == 0:
+		p.startAt(p.c.now + p.c.cfg.ConnectTimeout)
 	}
 	// One after the other: the server makes the path with connection 0, and refuses others
 	// without it.
@@ -387,6 +410,7 @@ func (p *ClientPath) connect(g uint32, descs []rtrswire.Desc) error {
 	p.descs = c.chunks.Spread(p.descs[:0], descs)
 	p.err, p.failures = nil, 0
 	c.kernel = !p.fences()
+	p.kernel = c.kernel
 	if p.wasConnected {
 		p.stats.Reconnects++
 	}

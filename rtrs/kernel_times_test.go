@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rdsd/rdsd/rdserr"
 	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
@@ -83,6 +84,53 @@ func TestKernelConnectsSlowly(t *testing.T) {
 		}
 		if c.tick(1); p.State() != Closing {
 			t.Fatalf("at %v, the path to a server with flags %#x is %v", c.now, flags, p.State())
+		}
+	}
+}
+
+// TestFirstAnswerOfAKernel: where nobody knows yet whether the server is a kernel, its first answer may
+// take 30 s. One that turns out to be an rdsd has 5 s for the rest, then and later; a kernel keeps
+// its 30 s when it is connected again.
+func TestFirstAnswerOfAKernel(t *testing.T) {
+	const kernels, ours5 = 30 * time.Second, 5 * time.Second
+	for _, test := range []struct {
+		flags  uint32
+		answer bool
+		again  time.Duration
+	}{{rtrswire.NewRKey, true, kernels}, {ours, true, ours5}, {0, false, 0}} {
+		c := newFakeClient(t, ClientConfig{Conns: 2})
+		p := c.add(1)
+		p.MayBeKernel(c.now)
+		if c.tick(kernels - 1); p.State() != Connecting {
+			t.Fatalf("%#x: at %v it is %v", test.flags, c.now, p.State())
+		}
+		if !test.answer {
+			if c.tick(1); p.State() != Closing {
+				t.Errorf("at %v it is %v", c.now, p.State())
+			}
+			continue
+		}
+		p.Dialed(c.now, 0, rsp(fourChunks, test.flags))
+		if c.tick(test.again - 1); p.State() != Connecting {
+			t.Fatalf("%#x: after its first answer it is %v", test.flags, p.State())
+		}
+		if c.tick(1); p.State() != Closing {
+			t.Fatalf("%#x: %v after its first answer it is %v", test.flags, test.again, p.State())
+		}
+		c = newFakeClient(t, ClientConfig{})
+		p = c.add(1)
+		p.MayBeKernel(c.now)
+		c.connect(p, fourChunks, test.flags, 0)
+		p.Lost(c.now, 0, rdserr.ErrReset)
+		p.Gone(c.now)
+		for p.State() != Connecting {
+			c.tick(ms)
+		}
+		if c.tick(p.Info().Since + test.again - 1 - c.now); p.State() != Connecting {
+			t.Fatalf("%#x: connected again, it is %v: %v", test.flags, p.State(), p.Info().Err)
+		}
+		if c.tick(1); p.State() != Closing {
+			t.Fatalf("%#x: %v after it was dialled again it is %v", test.flags, test.again, p.State())
 		}
 	}
 }

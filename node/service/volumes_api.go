@@ -78,12 +78,27 @@ func (s *volumeServer) Map(ctx context.Context, r *rdsdv1.VolumeMapRequest) (*rd
 	if err != nil {
 		return nil, err
 	}
+	ctx, end := ahead(ctx)
+	defer end()
 	m, err := h.Map(ctx, spec)
 	if err != nil {
 		s.front.full.mappings.note(err)
 		return nil, err
 	}
 	return mappingPB(&m, time.Now()), nil
+}
+
+// aheadMost is how much earlier than its caller a call gives up.
+const aheadMost = time.Second
+
+// ahead is ctx for a call whose reason for being late, which tells what was tried, has to arrive
+// before its caller gives up and knows of no reason at all.
+func ahead(ctx context.Context) (context.Context, context.CancelFunc) {
+	at, ok := ctx.Deadline()
+	if !ok {
+		return ctx, func() {}
+	}
+	return context.WithDeadline(ctx, at.Add(-min(time.Until(at)/10, aheadMost)))
 }
 
 func mapSpec(r *rdsdv1.VolumeMapRequest) (spec volume.MapSpec, err error) {
@@ -126,6 +141,8 @@ func (s *volumeServer) Remap(ctx context.Context, r *rdsdv1.VolumeRemapRequest) 
 	if err != nil {
 		return nil, err
 	}
+	ctx, end := ahead(ctx)
+	defer end()
 	m, err := h.Remap(ctx, r.GetMapping())
 	if err != nil {
 		return nil, err
@@ -188,6 +205,8 @@ func (s *volumeServer) Info(ctx context.Context, r *rdsdv1.VolumeInfoRequest) (*
 	if err != nil {
 		return nil, err
 	}
+	ctx, end := ahead(ctx)
+	defer end()
 	i, err := h.RemoteInfo(ctx, volume.MapSpec{Node: r.GetNode(), Name: r.GetName(), Session: r.GetSession(), Paths: pathSpecs(r.GetPath())})
 	if err != nil {
 		return nil, err

@@ -56,6 +56,8 @@ func (s *volumeServer) AddPath(ctx context.Context, r *rdsdv1.VolumePathRequest)
 	if err != nil {
 		return nil, err
 	}
+	ctx, end := ahead(ctx)
+	defer end()
 	p, err := h.AddPath(ctx, r.GetSession(), pathSpec(r.GetPath()))
 	if err != nil {
 		return nil, err
@@ -80,6 +82,8 @@ func (s *volumeServer) onPath(ctx context.Context, what, state string, r *rdsdv1
 	if err != nil {
 		return nil, err
 	}
+	ctx, end := ahead(ctx)
+	defer end()
 	if err = do(h, ctx, r.GetSession(), pathSpec(r.GetPath())); err == nil && r.GetWait() {
 		err = h.WaitPath(ctx, r.GetSession(), pathSpec(r.GetPath()), state)
 	}

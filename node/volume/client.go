@@ -140,7 +140,7 @@ func (h *Host) session(ctx context.Context, s, raw *MapSpec, strict bool) (*clie
 		}
 		now := c.lock(h.now())
 		for _, p := range paths {
-			if _, err := c.rt.AddPath(now, p.via, p.local, p.remote); err != nil && firstErr == nil {
+			if _, err := c.newPath(now, p); err != nil && firstErr == nil {
 				firstErr = err
 			}
 		}
@@ -308,7 +308,7 @@ func (c *client) addPath(ctx context.Context, p PathSpec) (*rtrs.ClientPath, err
 		c.finish(now)
 		return nil, rdserr.With(rdserr.ErrTooMany, "session %s has %d paths already", c.spec.Session, maxPaths)
 	}
-	cp, err := c.rt.AddPath(now, e.via, e.local, e.remote)
+	cp, err := c.newPath(now, e)
 	if err == nil && !slices.Contains(c.spec.Paths, p) {
 		c.spec.Paths = append(slices.Clone(c.spec.Paths), p)
 	}
@@ -378,6 +378,9 @@ func (d *volumeDevice) wait(ctx context.Context, strict bool) error {
 		err = rdserr.With(rdserr.ErrCanceled, "it was given up meanwhile")
 	default:
 		err = rdserr.With(rdserr.ErrTimeout, "the server has not answered in time")
+		if why := c.unreached(); why != nil && !c.ever {
+			err = why
+		}
 	}
 	c.pending = slices.DeleteFunc(c.pending, func(o *volumeDevice) bool { return o == d })
 	if err != nil {

@@ -155,14 +155,12 @@ func (e *clientEnv) said(x *rtrs.Event) bool {
 // hopeless tells those who wait for the first path of the session when every
 // path has failed.
 func (c *client) hopeless() {
-	var err error
 	for _, p := range c.rt.Paths() {
-		i := p.Info()
-		if i.Attempts == 0 {
+		if p.Info().Attempts == 0 {
 			return
 		}
-		err = fmt.Errorf("%v: %w", p.Remote, i.Err)
 	}
+	err := c.unreached()
 	if err == nil || c.ever {
 		return
 	}

@@ -368,17 +368,17 @@ var reasons = map[uint16]string{
 	13: "the primary address is elsewhere", 28: "the program refuses",
 }
 
-// Is makes errors.Is find the errno of reasons that have one.
-func (e *Rejected) Is(target error) bool {
+// Unwrap is the errno of reasons that have one.
+func (e *Rejected) Unwrap() error {
 	switch e.Reason {
 	case 4:
-		return target == syscall.ETIMEDOUT
+		return syscall.ETIMEDOUT
 	case 8:
-		return target == syscall.ECONNREFUSED
+		return syscall.ECONNREFUSED
 	case 10:
-		return target == syscall.ECONNRESET
+		return syscall.ECONNRESET
 	}
-	return false
+	return nil
 }
 
 func (e *Rejected) Error() string {
