@@ -30,7 +30,7 @@ import (
 // Figures of this package's own that `make bench` (internal/bench) puts into its
 // report: it runs this test binary once for each and reads what it prints.
 var (
-	benchFigure = flag.String("bench.figure", "", "measure this and print it (make bench): core64, core64k, idle")
+	benchFigure = flag.String("bench.figure", "", "measure this and print it (make bench): core64, core64k, idle; lone: a turn of one datagram, both ways")
 	benchFor    = flag.Duration("bench.for", 50*time.Millisecond, "length of one measurement")
 	benchIdle   = flag.Int("bench.idle", 5000, "idle peers to measure")
 )
@@ -53,6 +53,9 @@ func TestBenchFigure(t *testing.T) {
 		figure(coreStream(t, 65536))
 	case "idle":
 		figure(idlePeers(t))
+	case "lone":
+		lone, ordinary := turnTime(t)
+		fmt.Printf("a turn that sends one datagram: %d ns the short way, %d ns the ordinary way\n", lone, ordinary)
 	case "":
 		if rate := coreStream(t, 64); rate <= 0 {
 			t.Errorf("%v datagrams a second", rate)

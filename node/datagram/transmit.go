@@ -63,6 +63,17 @@ type sending struct {
 	last bool          // nothing is behind it (conn.Lane.Last)
 	step uint64        // that filled it
 	now  time.Duration // of that step
+	w    *Worker       // whose batch it is, on whose thread it is written; nil: the pool's
+}
+
+// done gives the batch back.
+func (s *sending) done() {
+	if s.w == nil || s.w.spare != nil {
+		s.b.Put()
+		return
+	}
+	s.b.Reset()
+	s.w.spare = s.b
 }
 
 // filled is what follows p's having filled b. The lock is held.
@@ -71,7 +82,7 @@ func (h *Local) filled(p *conn.Lane, link *laneLink, b *transport.Batch, now tim
 	// sequences to others.
 	h.ledgerLane(p).SetNextSeq(p.NextTx())
 	h.laneOf(p).lastTurn = now
-	return sending{p, link, b, p.Last(), h.steps.Load(), now}
+	return sending{p, link, b, p.Last(), h.steps.Load(), now, nil}
 }
 
 // transmit writes what p has to send, in the caller's thread, until there is
@@ -101,7 +112,7 @@ func (h *Local) fillBatch(now time.Duration, p *conn.Lane, b *transport.Batch) (
 
 // write writes a batch, without the lock, and is transmit from there on.
 func (h *Local) write(s sending, most int) (more bool) {
-	for p, b := s.p, s.b; ; {
+	for p, b, w := s.p, s.b, s.w; ; {
 		var err error
 		if s.link != nil { // else it is as if the link had failed, which its reader reports
 			var done bool
@@ -115,7 +126,7 @@ func (h *Local) write(s sending, most int) (more bool) {
 		if b.Bytes() > soonWritten {
 			now = h.now()
 		} else if s.last && err == nil && h.leaveWritten(p, s.step) {
-			b.Put()
+			s.done()
 			return false
 		}
 		b.Reset()
@@ -126,12 +137,15 @@ func (h *Local) write(s sending, most int) (more bool) {
 		h.laneOf(p).lastTurn = now
 		more, ok := p.Wrote(now), false
 		if more && err == nil && most > 0 {
-			s, ok = h.fillBatch(now, p, b)
+			var next sending
+			if next, ok = h.fillBatch(now, p, b); ok {
+				s, s.w = next, w
+			}
 			more = false
 		}
 		h.Unlock()
 		if !ok {
-			b.Put()
+			s.done()
 			return more && err == nil
 		}
 	}
@@ -151,8 +165,9 @@ func (h *Local) takeLone() {
 	w := h.offered
 	h.offered = nil
 	if p := h.e.TakeLone(); p != nil {
-		w.send(h, h.filled(p, h.laneOf(p).current(p), w.spare, h.e.Now()))
-		w.spare = nil
+		s := h.filled(p, h.laneOf(p).current(p), w.spare, h.e.Now())
+		s.w, w.spare = w, nil
+		w.send(h, s)
 	}
 }
 
