@@ -10,7 +10,10 @@ import (
 // enter does what belongs to a state however it is come to.
 func (c *Conn) enter(now time.Duration) {
 	m := c.m
+	m.waiting.remove(c)
 	switch c.state {
+	case RepSent:
+		m.waiting.push(c)
 	case Established:
 		c.settle()
 		c.again, c.deadline = Never, Never
@@ -23,6 +26,9 @@ func (c *Conn) enter(now time.Duration) {
 		c.forgetPeer()
 		c.again, c.deadline = Never, now+m.cfg.TimeWait
 		c.arm()
+		if c.waits {
+			m.waiting.push(c)
+		}
 	}
 }
 
@@ -239,6 +245,7 @@ func (c *Conn) refuseRep(time.Duration) {
 func (c *Conn) release(time.Duration) {
 	m := c.m
 	c.settle()
+	m.waiting.remove(c)
 	c.disarm()
 	delete(m.byID, c.id)
 	if m.byQPN[c.param.QPN] == c {

@@ -36,6 +36,8 @@ type Conn struct {
 	// at is the first of again and deadline, and slot the place in Manager.timers.
 	at, again, deadline time.Duration
 	slot                int
+	older, newer        *Conn         // beside c in Manager.waiting
+	queued              bool          // c is in it
 	pause, most         time.Duration // between repetitions: now, and at the most
 	patient             time.Duration // how long repetitions go on
 }

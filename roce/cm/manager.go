@@ -38,6 +38,7 @@ type Stats struct {
 	Forged    uint64 // messages that name a connection and come from elsewhere, or contradict it
 	Illegal   uint64 // messages that the state of their connection has no place for
 	Full      uint64 // requests for which there was no room; they are not answered, and come again
+	Crowded   uint64 // connections that made room for a request, because their peers had not confirmed them
 	Stale     uint64 // connections that their peer had forgotten
 	NoService uint64 // requests for ports that nobody listens to
 }
@@ -74,6 +75,7 @@ type Manager struct {
 	listen  map[uint16]struct{}
 	asked   int                // connections that peers asked for and that are not established
 	askedBy map[netip.Addr]int // by source; none is 0
+	waiting queue              // of these, those that make room for others
 	timers  timers
 
 	in  message

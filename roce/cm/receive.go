@@ -104,7 +104,7 @@ func (m *Manager) receiveREQ(now time.Duration, peer netip.Addr, body []byte) {
 	// Requests for which there is no room are not refused: peers repeat them for longer than it
 	// takes to answer the others.
 	source := sourceOf(peer)
-	if m.asked >= m.cfg.MaxAsked || m.askedBy[source] >= m.cfg.MaxAskedOne || !m.room(peer) {
+	if m.askedBy[source] >= m.cfg.MaxAskedOne || m.asked >= m.cfg.MaxAsked && !m.crowdOut(now) || !m.room(peer) {
 		m.stats.Full++
 		return
 	}
