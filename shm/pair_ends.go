@@ -53,6 +53,11 @@ func (s *PairSender) Ready() bool {
 	return !s.over && !s.full
 }
 
+// May reports whether a datagram of n bytes may go by the pair now, with so many of its flow at the
+// daemon without their last event: which would be read first is not known for what is not
+// placed yet, as the mark is that of the last that is.
+func (s *PairSender) May(out, n int) bool { return out == 0 && n <= s.Most() && s.Ready() }
+
 // Over reports whether the pair was found closed.
 func (s *PairSender) Over() bool { return s.over }
 

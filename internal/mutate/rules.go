@@ -39,6 +39,7 @@ var worlds = map[string]world{
 	"devices":     {"internal/simtest", []string{"-sim.hunt=devices", "-sim.seeds"}, "-sim.first"},
 	"sessions":    {"rtrs", []string{"-rtrs.hunt", "-rtrs.seeds"}, ""},
 	"connections": {"roce/cm", []string{"-cm.hunt", "-cm.seeds"}, ""},
+	"pairs":       {"shm", []string{"-shm.hunt", "-shm.seeds"}, ""},
 	"queuepairs":  {"roce", []string{"-roce.hunt", "-roce.seeds"}, ""},
 }
 

@@ -40,11 +40,11 @@ type ringLink struct {
 	fault  atomic.Pointer[error]
 
 	// Pairs (ringpair.go).
-	offers  map[uint64]*pairOffer       // of read
-	out     map[netip.AddrPort]*pairOut // guarded by rings.txMu
-	in      *pairSet                    // guarded by rings.rxMu; nil: none
-	ending  int                         // guarded by rings.rxMu; of in, closed and not let go of
-	run, at int                         // guarded by rings.rxMu; trains in a row out of pairs, and which is next
+	offers map[uint64]*pairOffer       // of read
+	out    map[netip.AddrPort]*pairOut // guarded by rings.txMu
+	in     *pairSet                    // guarded by rings.rxMu; nil: none
+	ending int                         // guarded by rings.rxMu; of in, closed and not let go of
+	order  shm.PairOrder               // guarded by rings.rxMu
 
 	// Guarded by Socket.mu:
 	ctl     fifo[*rdsdv1.ClientMessage]

@@ -56,8 +56,9 @@ type pairIn struct {
 
 // pairSet is the pairs that a link reads from. It does not change; a link gets another one.
 type pairSet struct {
-	in   []*pairIn
-	refs atomic.Int32
+	in      []*pairIn
+	sources []shm.PairSource // the same
+	refs    atomic.Int32
 }
 
 func (s *pairSet) unref() {
@@ -88,6 +89,7 @@ func (l *ringLink) setPairsLocked(in []*pairIn) {
 		s.refs.Store(1)
 		for _, p := range in {
 			p.mem.refs.Add(1)
+			s.sources = append(s.sources, shm.PairSource{PairReceiver: p.r, Src: p.src})
 		}
 		l.in = s
 	}
@@ -286,12 +288,10 @@ func (r *rings) pairedLocked(l *ringLink, f *shm.Flow, n int) *shm.PairSender {
 		s = o.s
 		f.Pair = s
 	}
-	// Which would be read first is not known for what the daemon has not placed yet: the mark is
-	// that of the last it has.
 	if f.Out() > 0 && l.send.EventsWait() {
 		r.takeEventsLocked(l)
 	}
-	if f.Out() > 0 || n > s.Most() || !s.Ready() {
+	if !s.May(f.Out(), n) {
 		return nil
 	}
 	return s
@@ -400,8 +400,6 @@ func (l *ringLink) dropPairsLocked() {
 // --- receiving --------------------------------------------------------------------
 
 const (
-	// pairRun is how many trains in a row come out of pairs while the ring may have some.
-	pairRun = 16
 	// maxPrivate bounds copies of what came by pairs: what is borrowed, and what a Request has
 	// looked through.
 	maxPrivate = 8 << 20
@@ -414,45 +412,16 @@ func (r *rings) nextLocked(l *ringLink, d *shm.RecvDesc) (p *pairIn, rec shm.Pai
 		ok, err = l.recv.Peek(d)
 		return nil, rec, ok, err
 	}
-	if l.run < pairRun {
-		if p, rec = l.nextPairLocked(); p != nil {
-			return p, rec, false, nil
-		}
+	i, rec, ok, err := l.order.Next(l.recv, in.sources, d)
+	if i >= 0 {
+		p = in.in[i]
 	}
-	if ok, err = l.recv.Peek(d); ok {
-		// What this source has put into its pair and may be taken was sent before this. The pair
-		// is looked at after the ring: the sender put it there before it went by the daemon.
-		if p = in.from(d.Src); p != nil {
-			if rec, is := p.r.Peek(l.recv.Head()); is {
-				return p, rec, false, nil
-			}
-		}
-		return nil, rec, true, nil
-	}
-	if l.run >= pairRun {
-		if p, rec := l.nextPairLocked(); p != nil {
-			return p, rec, false, nil
-		}
-	}
-	return nil, rec, false, err
-}
-
-// nextPairLocked finds a pair with something whose turn has come, beginning behind the last.
-func (l *ringLink) nextPairLocked() (*pairIn, shm.PairRecord) {
-	in, head := l.in.in, l.recv.Head()
-	for i := range in {
-		p := in[(l.at+i)%len(in)]
-		if rec, ok := p.r.Peek(head); ok {
-			return p, rec
-		}
-	}
-	return nil, shm.PairRecord{}
+	return p, rec, ok, err
 }
 
 // pairTrainLocked makes a train of what stands in a pair.
 func (r *rings) pairTrainLocked(l *ringLink, p *pairIn, rec shm.PairRecord) *train {
-	l.run++
-	l.at++
+	l.order.FromPair()
 	t := r.spare.newTrain()
 	t.l, t.src, t.refs, t.paired, t.pair, t.rec = l, p.src, 1, true, p, rec
 	t.lens, t.rest = shm.Walk(rec.Word, rec.Body)

@@ -225,7 +225,7 @@ func (r *rings) nextTrainLocked(l *ringLink, kept bool) (*train, error) {
 	if !ok {
 		return nil, r.noTrainLocked(l, err)
 	}
-	l.run = 0
+	l.order.FromRing()
 	l.recv.Take()
 	t := r.spare.newTrain()
 	t.l, t.slot, t.src, t.refs = l, d.Slot, d.Src, 1
