@@ -74,7 +74,7 @@ soak: build ## long runs: an hour of seeds, of kernel interop, of volumes whose 
 	RDSD_BIN=$(CURDIR)/$(BIN) $(GO) test ./internal/adversary -v -timeout 2h -adversary.time=1h
 	RDSD_BIN=$(CURDIR)/$(BIN) $(GO) test ./internal/processtest -v -timeout 1h -run EverySystemCall -processtest.every
 	$(GO) test ./interop/kernelnbd -v -timeout 1h -run TestDaemons -traffic 17
-	$(GO) test ./test/vm -v -timeout 2h -vm.soak
+	$(GO) test ./test/vm -v -timeout 8h -vm.soak
 	RDSD_BIN=$(CURDIR)/$(BIN) $(GO) test ./internal/memtest -v -timeout 1h -run 'TestManyPeersAndSockets|TestCrowdInACgroup' -memtest.whole
 
 .PHONY: bench

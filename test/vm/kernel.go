@@ -26,7 +26,7 @@ var rootModules = []string{"virtio_pci", "virtio_console", "9pnet_virtio", "9p",
 var guestTools = map[string]string{
 	"ip": "iproute2", "tc": "iproute2", "rdma": "iproute2", "modprobe": "kmod", "dmesg": "util-linux",
 	"ibv_rc_pingpong": "ibverbs-utils", "rping": "rdmacm-utils", "tcpdump": "tcpdump",
-	"fio": "fio", "mkfs.ext4": "e2fsprogs",
+	"fio": "fio", "mkfs.ext4": "e2fsprogs", "nbd-client": "nbd-client", "nbdcopy": "libnbd-bin",
 }
 
 // Missing returns what this machine lacks for a guest, nil when nothing.
