@@ -60,12 +60,14 @@ var kinds = [NumKinds]struct {
 // partOf returns how much of the limit a kind may take.
 func (n *Node) partOf(k Kind) int64 { return n.limit / 64 * kinds[k].part }
 
-// leavesOf returns how much of the limit a holder of whole bytes leaves free when it takes
-// some of kind k. A user that holds little leaves nothing: users are few, and one with
-// calls or sends under way must not stand still because others have much. There are as many
-// peers as addresses, so each leaves the same.
-func (n *Node) leavesOf(k Kind, h Holder, whole int64) int64 {
-	if h.User && whole <= n.limit/32 {
+// leavesOf returns how much of the limit a, with whole bytes, leaves free when it takes some of
+// kind k. A user that holds little leaves nothing: users are few, and one with calls or sends
+// under way must not stand still because others have much. Pages of regions are not looked at, as
+// in over: with its rings full a user has more than little of them, and its next call would wait
+// for others to end. There are as many peers as addresses, so each leaves the same.
+func (a *Account) leavesOf(k Kind, whole int64) int64 {
+	n := a.node
+	if a.holder.User && whole-a.kinds[Regions].Load() <= n.limit/32 {
 		return 0
 	}
 	return n.limit / 64 * kinds[k].leaves
@@ -208,7 +210,7 @@ func (a *Account) Take(k Kind, size int64) error {
 	}
 	rationed := false
 	switch upTo := n.kinds[k].upTo.Load(); {
-	case free < n.leavesOf(k, a.holder, whole), kind > n.partOf(k):
+	case free < a.leavesOf(k, whole), kind > n.partOf(k):
 	case a.over(k, whole, free, alpha):
 	case upTo > 0 && kind > upTo:
 		rationed = true
@@ -293,7 +295,7 @@ func (n *Node) Wanted() <-chan struct{} { return n.wanted }
 // refusal says which of the limits it was.
 func (a *Account) refusal(k Kind, size, total, kind, mine int64) error {
 	n := a.node
-	leaves := n.leavesOf(k, a.holder, mine+size)
+	leaves := a.leavesOf(k, mine+size)
 	switch {
 	case total+size > n.limit-leaves && total+size <= n.limit:
 		return rdserr.With(rdserr.ErrNoMemory, "limits.memory_bytes (%d) is spent but for %d that %v leave to others: %d bytes are held, %d more were wanted for %v", n.limit, leaves, k, total, size, a.holder)
@@ -345,7 +347,7 @@ func (a *Account) Tight(k Kind, size int64) bool {
 	}
 	n := a.node
 	free := n.limit - n.Used() - size
-	return free < n.leavesOf(k, a.holder, a.used.Load()+size) || n.kinds[k].used.Load()+size > n.partOf(k) || a.over(k, a.used.Load()+size, free, alpha)
+	return free < a.leavesOf(k, a.used.Load()+size) || n.kinds[k].used.Load()+size > n.partOf(k) || a.over(k, a.used.Load()+size, free, alpha)
 }
 
 // OverShare reports whether size bytes more of kind k would be beyond the holder's share of

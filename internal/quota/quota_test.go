@@ -381,3 +381,25 @@ func TestWhoHoldsLittle(t *testing.T) {
 	big.Give(Sockets, 3*mib)
 	rest.Give(Peers, 57*mib)
 }
+
+// TestPagesAreNotMuch: a user that has much in pages of regions, and little besides, leaves nothing of
+// what is there: its calls do not wait for others. One that has as much of something else does.
+func TestPagesAreNotMuch(t *testing.T) {
+	n := New(256*mib, nil)
+	rings, waiting, other := n.Account(User(1)), n.Account(User(2)), n.Account(User(3))
+	for _, err := range []error{rings.Take(Regions, 20*mib), waiting.Take(Waiting, 9*mib)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	other.Grow(Regions, 240*mib-n.Used())
+	if err := rings.Take(Calls, 32<<10); err != nil {
+		t.Errorf("with 16 MiB of 256 free, a call of who has 20 MiB of pages: %v", err)
+	}
+	if err := waiting.Take(Calls, 32<<10); !errors.Is(err, rdserr.ErrNoMemory) {
+		t.Errorf("a call of who has 9 MiB of sends: %v", err)
+	}
+	if err := rings.Take(Waiting, 8*mib); !errors.Is(err, rdserr.ErrNoMemory) {
+		t.Errorf("more than a little beside the pages: %v", err)
+	}
+}
