@@ -453,9 +453,16 @@ func (c *Client) deadlines() {
 	c.Each(func(r *Req) {
 		t := c.limit(r)
 		switch {
-		case r.expired, r.at == unsent:
+		case r.expired:
 		case t > c.now:
 			c.arm(t)
+		case r.at == unsent:
+			// It was answered. What it waits for is that its link does not read its memory any
+			// more, as it does until the peer has said that all has come: the end of the path is
+			// the other way to that.
+			if r.path.state == Connected {
+				r.path.overdue = true
+			}
 		default:
 			// The path is not given up here: that would move requests while this loop walks
 			// over them.

@@ -81,6 +81,33 @@ func TestAnsweredAndLost(t *testing.T) {
 	}
 }
 
+// TestAnsweredPastItsLimit: a write that was answered in time, and whose operation is not sent by
+// the limit of the request, costs its path, which is the other way to have its memory back; so it
+// is done as it was answered, when the links are closed.
+func TestAnsweredPastItsLimit(t *testing.T) {
+	f, p := upClient(t, ClientConfig{OnLoss: Error, IOTimeout: time.Second, LossTimeout: time.Second, HeartbeatEvery: time.Minute, ConnTimeout: 5 * time.Minute})
+	f.late = true
+	r := f.submit(Write, make([]byte, 100))
+	if err := f.answer(one(t, f.take()), 0, 9); err != nil {
+		t.Fatal(err)
+	}
+	f.tick(1900 * time.Millisecond)
+	if p.State() != Connected || f.c.Next() > r.submitted+2*time.Second {
+		t.Fatalf("before the limit the path is %v, and the next look is at %v", p.State(), f.c.Next())
+	}
+	f.tick(100 * time.Millisecond)
+	if p.State() == Connected || len(f.done) != 0 {
+		t.Fatalf("at the limit the path is %v, and %d are done", p.State(), len(f.done))
+	}
+	p.Gone(f.now)
+	if one(t, f.done) != r || r.Err != nil {
+		t.Fatalf("done with %v", r.Err)
+	}
+	if what := f.c.broken(); what != "" {
+		t.Fatal(what)
+	}
+}
+
 // TestReadAfterRevocation: a read whose key's end is Pending is done when that is told, with
 // what was filled by then.
 func TestReadAfterRevocation(t *testing.T) {
