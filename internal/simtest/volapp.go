@@ -283,4 +283,24 @@ func (v *volumes) complete(o *volOp) {
 		}
 	}
 	scramble(r.Buf) // its owner's again
+	v.givenBack(o)
+}
+
+// givenBack looks at the memory of reads that ended some time ago, in which nobody may have
+// written since, and keeps that of o.
+func (v *volumes) givenBack(o *volOp) {
+	if o.r.Op == blk.OpRead && o.r.Buf != nil {
+		v.freed = append(v.freed, o)
+	}
+	if len(v.freed) <= 32 && !v.over {
+		return
+	}
+	x := v.freed[0]
+	v.freed = v.freed[1:]
+	for _, b := range x.r.Buf {
+		if b != scrambled {
+			v.w.fail("B4: somebody wrote to the memory of a read of %s, of %d, after it was done", x.m.c.name, x.from)
+			return
+		}
+	}
 }

@@ -284,9 +284,12 @@ func (c volChunks) Trim(b []byte) { scramble(b) }
 
 func scramble(b []byte) {
 	for i := range b {
-		b[i] = 0xdd
+		b[i] = scrambled
 	}
 }
+
+// scrambled is what memory holds that is nobody's.
+const scrambled = 0xdd
 
 // volDisk is where the state of the daemon is kept.
 type volDisk struct{ p *volProcess }

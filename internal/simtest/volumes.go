@@ -29,6 +29,7 @@ type volumes struct {
 	order   int
 	writes  []*vwrite // by number, less 1
 	over    bool      // users do nothing any more
+	freed   []*volOp  // reads that are done, the last few
 
 	// Drawn.
 	serverConfig rtrs.ServerConfig
