@@ -108,8 +108,14 @@ func (p *Lane) next(now time.Duration) {
 	// The link was parked: nothing was read from it while the former one could still bring
 	// bytes.
 	p.emit(ActResume)
-	if len(p.waiting) > 0 {
+	switch {
+	case len(p.waiting) > 0:
 		p.blame(now, errStale)
+		p.event(now, EvDrop)
+	// Accepted before it was known that the kernel has one lane. It says nothing on this link
+	// that would bring it to lane 0: it sends its ping on its first links alone.
+	case p.c.kind == KindKernelLegacy && p.idx != 0:
+		p.blame(now, errWrongLane)
 		p.event(now, EvDrop)
 	}
 }
@@ -140,6 +146,13 @@ func (p *Lane) legacy(now time.Duration) bool {
 			// newest.
 			if x.state == Up && x.succeeded() {
 				x.Drop(now, errStale)
+			}
+		})
+		// The newest may stand on another lane, and need not send a ping, which would bring us
+		// here for it: given up, it is connected again, to lane 0.
+		c.EachLane(func(x *Lane) {
+			if x != p && x.idx != 0 {
+				x.Drop(now, errWrongLane)
 			}
 		})
 	}

@@ -54,3 +54,47 @@ func TestNextLinkIsNotPaused(t *testing.T) {
 		t.Errorf("without room again: %v, %d pauses counted", err, w.ctr.ReadPaused-before)
 	}
 }
+
+// A kernel with one lane is not heard of on a link of another lane for ever: it pings on its
+// first links alone, so nothing else would bring the newest one to lane 0, and it makes no
+// other while it has that.
+func TestKernelsNewestLinkIsGivenUp(t *testing.T) {
+	for name, c := range map[string]struct {
+		accept  []string // source ports
+		kind    []string // how the kernel is known
+		newest  int      // the lane of its newest link
+		refused []string // lost before that begins
+	}{
+		"on a lane of its own":         {[]string{"40004", "40005"}, []string{"recv 4 map ; probe seq=1 npaths=1"}, 5, nil},
+		"waiting for the one before":   {[]string{"40004", "40005", "40005"}, []string{"recv 4 map ; probe seq=1 npaths=1"}, 5, []string{"lost 0", "lost 5"}},
+		"waiting for one of its own":   {[]string{"40005", "40005"}, []string{"recv 5 map ; probe seq=1 npaths=1"}, 0, []string{"lost 0"}},
+		"the only one, and not lane 0": {[]string{"40005"}, []string{"recv 5 map ; probe seq=1 npaths=1"}, 0, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, "10.0.0.2", "10.0.0.1", nil)
+			for _, port := range c.accept {
+				w.steps("accept " + port)
+			}
+			w.steps(c.kind...)
+			if w.c.kind != KindKernelLegacy {
+				t.Fatalf("the peer is %v", w.c.kind)
+			}
+			w.steps(c.refused...)
+			p := w.c.lanes[c.newest]
+			if c.newest == 0 {
+				if p.state != Up {
+					t.Fatalf("the link of lane 0 is %v", p.state)
+				}
+				return
+			}
+			if p.state != Disconnecting || p.lastErr != errWrongLane {
+				t.Fatalf("the link of lane %d is %v, %v", c.newest, p.state, p.lastErr)
+			}
+			w.steps("lost 0", "lost 5", "accept 40006")
+			if p := w.c.lanes[0]; p.state != Up {
+				t.Errorf("after it the kernel's link of lane 0 is %v", p.state)
+			}
+			w.check()
+		})
+	}
+}

@@ -274,7 +274,7 @@ func TestVolumesAreForAdministrators(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	if denied := n.deps.Count.AdminDenied.Load(); denied != 13 {
+	if denied := n.deps.Count.AdminDenied.Load(); denied != 14 {
 		t.Errorf("%d refusals counted", denied)
 	}
 }
