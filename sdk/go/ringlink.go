@@ -45,6 +45,7 @@ type ringLink struct {
 	in     *pairSet                    // guarded by rings.rxMu; nil: none
 	ending int                         // guarded by rings.rxMu; of in, closed and not let go of
 	order  shm.PairOrder               // guarded by rings.rxMu
+	desc   shm.RecvDesc                // guarded by rings.rxMu; what nextLocked found in the ring
 
 	// Guarded by Socket.mu:
 	ctl     fifo[*rdsdv1.ClientMessage]

@@ -405,14 +405,15 @@ const (
 	maxPrivate = 8 << 20
 )
 
-// nextLocked says where the next train is: in a pair (p), or in the receive ring (ok).
-func (r *rings) nextLocked(l *ringLink, d *shm.RecvDesc) (p *pairIn, rec shm.PairRecord, ok bool, err error) {
+// nextLocked says where the next train is: in a pair (p), or in the receive ring (ok), with
+// its descriptor in l.desc: a variable of the caller's would be allocated, for the ring is behind an interface.
+func (r *rings) nextLocked(l *ringLink) (p *pairIn, rec shm.PairRecord, ok bool, err error) {
 	in := l.in
 	if in == nil {
-		ok, err = l.recv.Peek(d)
+		ok, err = l.recv.Peek(&l.desc)
 		return nil, rec, ok, err
 	}
-	i, rec, ok, err := l.order.Next(l.recv, in.sources, d)
+	i, rec, ok, err := l.order.Next(l.recv, in.sources, &l.desc)
 	if i >= 0 {
 		p = in.in[i]
 	}

@@ -214,8 +214,8 @@ func (r *rings) takeLocked(into []Datagram, how place) (n int, h *held, err erro
 // nextTrainLocked takes a train from the ring or a pair; nil when there is none. kept says that
 // one from a pair is to be copied: not beyond what may be.
 func (r *rings) nextTrainLocked(l *ringLink, kept bool) (*train, error) {
-	var d shm.RecvDesc
-	p, rec, ok, err := r.nextLocked(l, &d)
+	p, rec, ok, err := r.nextLocked(l)
+	d := &l.desc
 	if p != nil {
 		if kept && r.private >= maxPrivate && !r.lastPump {
 			return nil, r.noTrainLocked(l, shm.ErrBorrowed)
@@ -229,7 +229,7 @@ func (r *rings) nextTrainLocked(l *ringLink, kept bool) (*train, error) {
 	l.recv.Take()
 	t := r.spare.newTrain()
 	t.l, t.slot, t.src, t.refs = l, d.Slot, d.Src, 1
-	t.lens, t.rest = shm.Walk(d.Word, l.recv.Body(&d))
+	t.lens, t.rest = shm.Walk(d.Word, l.recv.Body(d))
 	return t, nil
 }
 
@@ -452,8 +452,7 @@ func (r *rings) peekLocked() (n int, ok bool, err error) {
 	if r.rx == nil {
 		return 0, false, r.over
 	}
-	var d shm.RecvDesc
-	p, rec, ok, err := r.nextLocked(r.rx, &d)
+	p, rec, ok, err := r.nextLocked(r.rx)
 	if p != nil {
 		lens, rest := shm.Walk(rec.Word, rec.Body)
 		return lens.Peek(len(rest)), true, nil
@@ -461,7 +460,7 @@ func (r *rings) peekLocked() (n int, ok bool, err error) {
 	if !ok {
 		return 0, false, r.noTrainLocked(r.rx, err)
 	}
-	lens, rest := shm.Walk(d.Word, r.rx.recv.Body(&d))
+	lens, rest := shm.Walk(r.rx.desc.Word, r.rx.recv.Body(&r.rx.desc))
 	return lens.Peek(len(rest)), true, nil
 }
 
