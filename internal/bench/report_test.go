@@ -110,7 +110,7 @@ func TestBenchReport(t *testing.T) {
 }
 
 // elsewhere says which rows need a kernel beside rdsd.
-const elsewhere = "Not here but in `make bench-vm`, some ten minutes in a virtual machine whose clock counts instructions (test/vm/bench_test.go, bench_rds_test.go):\n" +
+const elsewhere = "Not here but in `make bench-vm`, half an hour in a virtual machine whose clock counts instructions (test/vm/bench_test.go, bench_rds_test.go):\n" +
 	"vm-serve-4k-*, vm-map-4k-* (volumes with the kernel's RNBD, against nbd-server and the kernel itself) and vm-rds-* (RDS over TCP with a kernel, against kernel to kernel)."
 
 // onlyOurs are the rows without what they are held against; one of each figure.
