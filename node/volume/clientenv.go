@@ -3,6 +3,7 @@ package volume
 import (
 	"errors"
 	"fmt"
+	"io"
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/internal/guard"
@@ -152,11 +153,21 @@ func (e *clientEnv) said(x *rtrs.Event) bool {
 	return why != "" && why == was
 }
 
+// closedTries is how often in a row a server may close a path that is being made before it is held to
+// be not to be had. A kernel's server closes it as long as it has not taken down the session of that
+// name that was ended a moment ago (drivers/infiniband/ulp/rtrs/rtrs-srv.c, process_info_req: "pathname
+// is duplicated"), which whoever unmaps a volume and maps it again is not to notice.
+const closedTries = 5
+
 // hopeless tells those who wait for the first path of the session when every
 // path has failed.
 func (c *client) hopeless() {
 	for _, p := range c.rt.Paths() {
-		if p.Info().Attempts == 0 {
+		i, most := p.Info(), 1
+		if errors.Is(i.Err, io.EOF) {
+			most = closedTries
+		}
+		if i.Attempts < most {
 			return
 		}
 	}

@@ -170,6 +170,20 @@ func (p *process) wait(limit time.Duration) string {
 	return p.said()
 }
 
+// ends reports whether the program ends with status 0 within the limit.
+func (p *process) ends(limit time.Duration) bool {
+	p.t.Helper()
+	select {
+	case <-p.done:
+		if p.err != nil {
+			p.t.Logf("%v: %v\n%s", p.cmd.Args, p.err, p.said())
+		}
+		return p.err == nil
+	case <-time.After(limit):
+		return false
+	}
+}
+
 // until waits for cond.
 func until(t *testing.T, what string, limit time.Duration, cond func() bool) {
 	t.Helper()
