@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -69,11 +70,17 @@ func TestWaitPath(t *testing.T) {
 		t.Errorf("of nobody: %v", err)
 	}
 
-	// The server's end of a path.
+	// The server's end of a path, which may be gone as soon as it is disconnected.
+	var src string
+	for _, p := range server.h.Paths() {
+		if strings.HasPrefix(p.Dst, "127.0.0.2:") {
+			src = p.Src
+		}
+	}
 	if err := server.h.DisconnectPath(ctx, m.Session, PathSpec{Dst: "127.0.0.2"}); err != nil {
 		t.Fatal(err)
 	}
-	if err := server.h.WaitPath(ctx, m.Session, PathSpec{Src: server.h.Paths()[0].Src, Dst: "127.0.0.2"}, PathConnected); !errors.Is(err, syscall.ENOENT) {
+	if err := server.h.WaitPath(ctx, m.Session, PathSpec{Src: src, Dst: "127.0.0.2"}, PathConnected); !errors.Is(err, syscall.ENOENT) {
 		t.Errorf("a server's path cannot be connected: %v", err)
 	}
 }
