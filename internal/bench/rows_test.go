@@ -196,7 +196,7 @@ var allRows = []row{
 		base: "two processes, one ring each way", most: true, bar: 2.2},
 	{name: "local-trip-aeron", what: "the same against Aeron IPC", ours: "rdsd, a pair, round trip", metric: p50, base: "Aeron IPC, round trip", most: true, bar: 2},
 	{name: "local-trip-daemon", what: "one node without pairs, ring to daemon to ring, round trip 64 B, p50", ours: "rdsd, one node, round trip", metric: p50,
-		base: "two processes, one ring each way", most: true},
+		base: "two processes, one ring each way", most: true, bar: 2.2},
 	{name: "local-way", what: "one node, by a pair, one way 64 B", ours: "rdsd, a pair, 64 B", metric: mega, bar: 15},
 	{name: "local-way-aeron", what: "the same against Aeron IPC", ours: "rdsd, a pair, 64 B", metric: mega, base: "Aeron IPC, 64 B", bar: 1},
 	{name: "local-way-64k-aeron", what: "one node, by a pair, one way 64 KiB, SendBatch and RecvBatch of 4, against Aeron IPC", ours: "rdsd, a pair, 64 KiB", metric: gb64k,
