@@ -42,11 +42,6 @@ func (w Word) Count() int { return int(w >> wordCountShift & (1<<16 - 1)) }
 // Kind is KindEach and so on.
 func (w Word) Kind() int { return int(w >> wordKindShift & 15) }
 
-// split returns all three.
-func (w Word) split() (kind, count, bytes int) {
-	return int(w >> wordKindShift & 15), int(w >> wordCountShift & (1<<16 - 1)), int(w & (1<<24 - 1))
-}
-
 // Claimed reports whether the daemon has taken it.
 func (w Word) Claimed() bool { return w&WordClaimed != 0 }
 

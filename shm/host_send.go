@@ -218,7 +218,7 @@ func (r *Region) readPost(n uint64, e *entry, w Word, p *Post) error {
 	// One copy out of the client's memory: what is checked below is what is used.
 	d.get(e)
 	w &^= WordClaimed
-	kind, count, bytes := w.split()
+	kind, count, bytes := w.Kind(), w.Count(), w.Bytes()
 	// A client that follows docs/shm.md cannot write these, so they end the socket. Errors
 	// that a correct client may make (Bad) fail the one descriptor.
 	if kind < KindEach || kind > KindOpen {

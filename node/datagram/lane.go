@@ -61,10 +61,8 @@ func (l *lane) find(attempt uint64) *laneLink {
 
 // current is the link p transmits on, nil when it has none that works.
 func (l *lane) current(p *conn.Lane) *laneLink {
-	for attempt, links := p.Attempt(), l.links; len(links) > 0; links = links[1:] {
-		if k := links[0]; k.attempt == attempt && !k.dead {
-			return k
-		}
+	if k := l.find(p.Attempt()); k != nil && !k.dead {
+		return k
 	}
 	return nil
 }
