@@ -98,10 +98,10 @@ func (f *fakeAdmin) CloseSocket(ctx context.Context, r *rdsdv1.CloseSocketReques
 
 func (f *fakeAdmin) WatchCongestion(r *rdsdv1.WatchCongestionRequest, s grpc.ServerStreamingServer[rdsdv1.CongestionNotice]) error {
 	f.req = r
+	f.watched.Store(true) // before it says so, as the daemon does
 	if err := s.SendHeader(nil); err != nil {
 		return err
 	}
-	f.watched.Store(true)
 	for _, n := range f.notices {
 		if err := s.Send(n); err != nil {
 			return err
