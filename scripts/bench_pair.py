@@ -13,6 +13,7 @@ rounds are worse at all.
 """
 import argparse
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -27,9 +28,11 @@ class Tree:
     """A checkout with its daemon and its programs built."""
 
     def __init__(self, root: Path, tests: Path, pin: bool) -> None:
+        # Both daemons lie side by side, so that nothing but the code differs.
         self.root, self.tests = root, tests
-        self.daemon, self.before = root / "bin" / "rdsd", []
+        self.daemon, self.before = tests.with_suffix(".daemon"), []
         subprocess.run(["make", "-s", "build"], cwd=root, check=True, stdout=subprocess.DEVNULL)
+        shutil.copy2(root / "bin" / "rdsd", self.daemon)
         subprocess.run(["go", "test", "-c", "-o", tests, "./internal/bench"], cwd=root, check=True)
         if pin:
             first, *others = sorted(os.sched_getaffinity(0))
@@ -68,7 +71,7 @@ def main() -> int:
         other = Path(tmp, "base")
         subprocess.run(["git", "worktree", "add", "-q", "--detach", other, opt.base], cwd=ROOT, check=True)
         try:
-            ours, base = Tree(ROOT, Path(tmp, "ours.test"), opt.pin), Tree(other, Path(tmp, "base.test"), opt.pin)
+            ours, base = Tree(ROOT, Path(tmp, "this.test"), opt.pin), Tree(other, Path(tmp, "base.test"), opt.pin)
             for i in range(opt.rounds):
                 for name in opt.names:
                     # Who goes first changes: the machine may warm up or tire.
