@@ -79,7 +79,7 @@ soak: build ## long runs: an hour of seeds, of kernel interop, of volumes whose 
 
 .PHONY: bench
 bench: build ## the report of ratios, each against a baseline in the same run
-	RDSD_BIN=$(CURDIR)/$(BIN) $(GO) test ./internal/bench -run 'TestBenchReport$$' -v -timeout 60m -bench.report $(BENCH)
+	RDSD_BIN=$(CURDIR)/$(BIN) $(GO) test ./internal/bench -run 'TestBenchReport$$' -v -timeout 90m -bench.report $(BENCH)
 
 .PHONY: bench-vm
 bench-vm: build ## the rest of that report: beside a kernel's RDS, RNBD and NBD, in a virtual machine whose clock counts instructions

@@ -20,7 +20,7 @@ import (
 
 var (
 	benchReport = flag.Bool("bench.report", false, "measure and print the report (make bench)")
-	benchRounds = flag.Int("bench.rounds", 7, "rounds of the report")
+	benchRounds = flag.Int("bench.rounds", 5, "rounds of the report")
 	benchFor    = flag.Duration("bench.for", time.Second, "length of one measurement")
 	benchIdle   = flag.Int("bench.idle", 5000, "idle peers to measure")
 	benchOnly   = flag.String("bench.only", "", "only the rows whose name contains this")
