@@ -43,6 +43,35 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// TestRefusedBehindARead: a READ whose answer was lost was not refused, but what was posted
+// behind it; nobody knows whether the peer did the READ.
+func TestRefusedBehindARead(t *testing.T) {
+	p := readers(t, 2)
+	key, _ := p.B.expose(256)
+	p.post(p.a, Work{ID: 1, Op: OpRead, Piece: piece(make([]byte, 8)), Key: key, Addr: 0x1000})
+	p.post(p.a, Work{ID: 2, Op: OpSend})
+	p.A.lose(0)
+	p.A.give(0, p.B.addr, &Packet{Op: Acknowledge, PKey: DefaultPKey, Dest: p.a.number, PSN: firstA.Add(1), Syndrome: NAKRemoteOperation})
+	p.want(p.a, Completion{ID: 1, Op: OpRead, Status: Flushed}, Completion{ID: 2, Op: OpSend, Status: RemoteOperation})
+	var e *StatusError
+	if !errors.As(p.A.failed[p.a], &e) || e.Op != OpSend {
+		t.Errorf("told %v", p.A.failed[p.a])
+	}
+}
+
+// TestRoundTripMeasured: by the packet that asked, once the peer has received that one, and not
+// by what it says of those before.
+func TestRoundTripMeasured(t *testing.T) {
+	var r retrier
+	r.ask(0, 5)
+	if r.progress(time.Millisecond, 5); r.trip != 0 || !r.timing {
+		t.Errorf("a round trip of %v before packet 5 was received", r.trip)
+	}
+	if r.progress(3*time.Millisecond, 6); r.trip != 3*time.Millisecond || r.timing {
+		t.Errorf("a round trip of %v, want 3ms", r.trip)
+	}
+}
+
 // TestRefused has each way in which a message is refused by its receiver.
 func TestRefused(t *testing.T) {
 	send := Work{ID: 2, Op: OpSend, Piece: piece(make([]byte, 600))}

@@ -424,3 +424,18 @@ func TestQueuePairsDoNotAllocate(t *testing.T) {
 		t.Errorf("%v allocations for four messages", n)
 	}
 }
+
+// TestPacketsCounted: each packet that is taken counts once, on either side.
+func TestPacketsCounted(t *testing.T) {
+	p := newPair(t, 256, 4, 4)
+	for id := range uint64(3) {
+		p.recv(p.b, id, 256)
+		p.post(p.a, Work{ID: id, Op: OpSend, Piece: piece(make([]byte, 100)), Quiet: id < 2})
+	}
+	p.run()
+	there, back := p.b.Counters(), p.a.Counters()
+	if there.RcvdPkts != 3 || back.SentPkts != 3 || back.RcvdPkts == 0 || back.RcvdPkts != there.SentPkts {
+		t.Errorf("three messages of a packet each: sent %d, received %d; acknowledged by %d, of which %d came",
+			back.SentPkts, there.RcvdPkts, there.SentPkts, back.RcvdPkts)
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strings"
 	"sync"
@@ -57,7 +58,11 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	d, err := newDraw(root, chosen())
+	in, err := chosen()
+	if err != nil {
+		return err
+	}
+	d, err := newDraw(root, in)
 	if err != nil {
 		return err
 	}
@@ -79,19 +84,19 @@ func run() error {
 	return report(results)
 }
 
-func chosen() []room {
+func chosen() ([]room, error) {
 	if *inRoom == "" {
-		return rooms
+		return rooms, nil
 	}
 	var l []room
 	for _, name := range strings.Split(*inRoom, ",") {
-		for _, r := range rooms {
-			if r.dir == name {
-				l = append(l, r)
-			}
+		i := slices.IndexFunc(rooms, func(r room) bool { return r.dir == name })
+		if i < 0 {
+			return nil, fmt.Errorf("no room is named %q", name)
 		}
+		l = append(l, rooms[i])
 	}
-	return l
+	return l, nil
 }
 
 // draw chooses mutations: a room, then a class of edit, then a place, each once.
@@ -110,9 +115,6 @@ func newDraw(root string, rooms []room) (*draw, error) {
 			return nil, err
 		}
 		d.sites[r.dir] = l
-	}
-	if len(rooms) == 0 {
-		return nil, fmt.Errorf("no room is named %q", *inRoom)
 	}
 	return d, nil
 }

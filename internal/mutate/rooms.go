@@ -13,6 +13,7 @@ type room struct {
 var (
 	datagramWorlds = []string{"./internal/simtest", "-run", "TestSeeds|TestStoppedReader|TestDeterminism", "-sim.seeds=2000"}
 	volumeWorlds   = []string{"./internal/simtest", "-run", "TestVolumes", "-sim.volumes=400"}
+	deviceWorlds   = []string{"./internal/simtest", "-run", "TestDevices", "-sim.devices=200"}
 	clients        = []string{"./node/client"}
 	daemons        = []string{"./node"}
 	goClients      = []string{"./sdk/go"}
@@ -27,8 +28,8 @@ var rooms = []room{
 	{"wire/rtrs", 1, [][]string{{"./wire/..."}, {"./rtrs"}, {"./rnbd"}, volumeWorlds}},
 	{"wire/rnbd", 1, [][]string{{"./wire/..."}, {"./rnbd"}, volumeWorlds}},
 	{"cong", 2, [][]string{{"./cong"}, {"./rds"}, datagramWorlds}},
-	{"roce", 3, [][]string{{"./roce"}}},
-	{"roce/cm", 3, [][]string{{"./roce/cm"}}},
+	{"roce", 3, [][]string{{"./roce"}, {"./transport/ib/soft"}, deviceWorlds}},
+	{"roce/cm", 3, [][]string{{"./roce/cm"}, {"./transport/ib/soft"}, deviceWorlds}},
 	{"conn", 14, [][]string{{"./conn"}, {"./rds"}, datagramWorlds, daemons, goClients, kills}},
 	{"rds", 12, [][]string{{"./rds"}, datagramWorlds, daemons, goClients, kills}},
 	{"shm", 12, [][]string{{"./shm"}, clients, daemons, goClients, kills}},
@@ -38,6 +39,8 @@ var rooms = []room{
 	{"blk/nbd", 8, [][]string{{"./blk/nbd"}, {"./node/volume"}, volumeDaemons}},
 	{"transport", 3, [][]string{{"./transport"}, {"./transport/tcp"}, {"./conn"}, datagramWorlds, daemons}},
 	{"transport/tcp", 6, [][]string{{"./transport/tcp"}, daemons, {"./node/volume"}, goClients}},
+	{"transport/ib", 3, [][]string{{"./transport/ib"}, {"./transport/ib/soft"}, deviceWorlds, volumeDaemons}},
+	{"transport/ib/soft", 2, [][]string{{"./transport/ib/soft"}, deviceWorlds, volumeDaemons}},
 	{"internal/reactor", 3, [][]string{{"./internal/reactor"}, {"./transport/tcp"}, clients, daemons, goClients}},
 	{"internal/plain", 1, [][]string{{"./internal/plain"}, {"./node/health"}, {"./rdsd/..."}}},
 	{"internal/unixsock", 1, [][]string{{"./internal/unixsock"}, daemons, {"./node/volume"}}},

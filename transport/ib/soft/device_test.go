@@ -269,6 +269,9 @@ func TestOperations(t *testing.T) {
 				t.Errorf("work without a signal completed as %+v", c)
 			default:
 			}
+			if n, m := counter(x.d, "dropped_mads"), counter(y.d, "dropped_mads"); n != 0 || m != 0 {
+				t.Errorf("%d and %d messages of the connection manager dropped", n, m)
+			}
 		})
 	}
 }
