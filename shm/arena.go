@@ -27,9 +27,8 @@ type Arena struct {
 }
 
 const (
-	maxOrders  = 33
-	firstOrder = 10 // of the part in use at first
-	none       = ^uint32(0)
+	maxOrders = 33
+	none      = ^uint32(0)
 
 	// state of a unit: 0 when no block begins there.
 	stateOut   = 0x80 // | order
@@ -38,6 +37,9 @@ const (
 	stateTaken = 0x20 // by Claim
 	orderMask  = 0x1f
 )
+
+// firstOrder is that of the part in use at first: a page, the least that Claim finds.
+var firstOrder = pageOrder
 
 type links struct{ prev, next uint32 }
 

@@ -282,7 +282,7 @@ func TestReleaseChecked(t *testing.T) {
 		"not shown": func(h *Host, m *mate, d *RecvDesc) uint64 {
 			h.PlaceCopy(testDst, wire.One([]byte("y")), NoLane, 0)
 			h.closeTrain()
-			return h.slots[h.ring[1]].off
+			return h.slots[*h.slotOf(1)].off
 		},
 		"nothing is out": func(h *Host, m *mate, d *RecvDesc) uint64 { m.release(d.Slot); h.Releases(); return d.Slot },
 	} {

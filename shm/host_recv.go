@@ -20,7 +20,8 @@ type recvSide struct {
 	slots     []slot
 	freeSlots uint32   // list through next
 	nSlots    int      // in use
-	ring      []uint32 // slot of each entry of the receive ring
+	ring      []uint32 // slot of each entry of the receive ring that may be unread; a power of two
+	ringFrom  uint64   // the oldest entry in it
 	train     train
 }
 
@@ -59,7 +60,30 @@ const maxRelease = 1024 // releases taken in one call
 func (h *Host) initRecv() {
 	h.arena = NewArena(h.r.RecvArenaBytes)
 	h.freeSlots = none
-	h.ring = make([]uint32, h.r.Receives)
+}
+
+// firstRing is how many entries ring has at first: an idle socket needs none.
+const firstRing = 16
+
+// slotOf is where the slot of entry n of the receive ring stands.
+func (h *Host) slotOf(n uint64) *uint32 { return &h.ring[n&uint64(len(h.ring)-1)] }
+
+// roomInRing makes room in ring for another entry. The client's head is believed as far as it
+// can be: one that is too far ahead has entries forgotten that it says it has read.
+func (h *Host) roomInRing() {
+	from := max(h.ringFrom, h.recvHead.Load())
+	if head := h.r.RecvHead().Load(); h.recvPub-head <= h.recvPub-from {
+		from = head
+	}
+	h.ringFrom = from
+	if h.recvTail-from < uint64(len(h.ring)) {
+		return
+	}
+	was := h.ring
+	h.ring = make([]uint32, max(2*len(was), min(firstRing, int(h.r.Receives))))
+	for n := from; n != h.recvTail; n++ {
+		*h.slotOf(n) = was[n&uint64(len(was)-1)]
+	}
 }
 
 // Placed is how many descriptors of the receive ring were ever filled, those included that the
@@ -202,7 +226,10 @@ func (h *Host) enter(i uint32, d *RecvDesc, t wire.Train, cost int) {
 	s := &h.slots[i]
 	s.src, s.n, s.state = d.Src, h.recvTail, slotPlaced
 	s.bytes, s.count, s.cost = uint32(t.PayloadBytes()), uint32(t.Count), uint32(cost)
-	h.ring[h.recvTail&uint64(h.r.Receives-1)] = i
+	if h.recvTail-h.ringFrom == uint64(len(h.ring)) {
+		h.roomInRing()
+	}
+	*h.slotOf(h.recvTail) = i
 	h.recvTail++
 }
 
@@ -314,7 +341,7 @@ func (h *Host) publishRecv() {
 
 func (h *Host) showRecv() {
 	for n := h.recvPub; n != h.recvTail; n++ {
-		h.slots[h.ring[n&uint64(h.r.Receives-1)]].state = slotShown
+		h.slots[*h.slotOf(n)].state = slotShown
 	}
 	h.recvPub = h.recvTail
 	if !h.dead {
@@ -389,11 +416,9 @@ func (h *Host) EachUnread(f func(src netip.AddrPort, bytes int) bool) {
 	if h.recvPub-head > uint64(h.r.Receives) {
 		return
 	}
-	for n := head; n != h.recvTail; n++ {
-		i := h.ring[n&uint64(h.r.Receives-1)]
-		if int(i) >= len(h.slots) { // a head from before the first one
-			continue
-		}
+	// What is older than ringFrom it has said once that it has read.
+	for n := h.recvTail - min(h.recvTail-head, h.recvTail-h.ringFrom); n != h.recvTail; n++ {
+		i := *h.slotOf(n)
 		s := &h.slots[i]
 		if s.state < slotPlaced || s.n != n {
 			continue

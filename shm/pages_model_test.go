@@ -32,7 +32,7 @@ func TestPagesModel(t *testing.T) {
 				n, fill := 1+rnd.Intn(1<<rnd.Intn(18)), byte(step)
 				if _, ok := h.PlaceCopy(testDst, wire.One(bytes.Repeat([]byte{fill}, n)), NoLane, 0); ok {
 					h.Publish()
-					unread = append(unread, held{h.slots[h.ring[(h.recvPub-1)&255]].off, n, fill})
+					unread = append(unread, held{h.slots[*h.slotOf(h.recvPub - 1)].off, n, fill})
 				}
 			case 3:
 				if len(unread) > 0 {

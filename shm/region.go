@@ -381,6 +381,16 @@ func (r *Region) Forget() {
 	}
 }
 
+// ForgetHeader unmaps the header, which the daemon writes once and does not read, as Forget
+// does the whole.
+func (r *Region) ForgetHeader() {
+	r.mapping.Lock()
+	defer r.mapping.Unlock()
+	if r.mem != nil && !r.private && pageBytes <= HeaderBytes {
+		_ = unix.Madvise(r.mem[:HeaderBytes], unix.MADV_DONTNEED) // refused, it stays
+	}
+}
+
 // thinStep bounds what one system call takes out of the page tables, and so how
 // long it holds the process's lock on its memory, for which page faults and the
 // Go runtime wait: some hundred microseconds.

@@ -111,6 +111,7 @@ func (r *ringSock) open(f *Front, m *rdsdv1.Bind, p *packetStream) (err error) {
 	if err != nil {
 		return err
 	}
+	r.reg.ForgetHeader()
 	if err = f.step("bound"); err != nil {
 		return err
 	}

@@ -1,0 +1,91 @@
+package memtest
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	rdsd "github.com/rdsd/rdsd/sdk/go"
+	"github.com/rdsd/rdsd/sdk/go/rdsdtest"
+)
+
+// idleSocketBytes is what an idle socket with rings may cost its daemon: resident, with what
+// the collector has not collected yet.
+const idleSocketBytes = 16 << 10
+
+// cost is what a daemon takes.
+type cost struct {
+	fds   int
+	bytes map[string]int64 // of /proc/PID/status
+}
+
+func costOf(t *testing.T, d *rdsdtest.Daemon) cost {
+	t.Helper()
+	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", d.Pid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.Pid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := cost{len(fds), map[string]int64{}}
+	for line := range strings.SplitSeq(string(status), "\n") {
+		key, rest, _ := strings.Cut(line, ":")
+		if kb, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64); err == nil {
+			c.bytes[key] = kb << 10
+		}
+	}
+	return c
+}
+
+// each is what n more of something cost apiece.
+func (c cost) each(before cost, n int) (fds float64, bytes int64, parts string) {
+	per := func(key string) int64 { return (c.bytes[key] - before.bytes[key]) / int64(n) }
+	return float64(c.fds-before.fds) / float64(n), per("VmRSS"),
+		fmt.Sprintf("RssAnon %d, RssShmem %d, RssFile %d, page tables %d", per("RssAnon"), per("RssShmem"), per("RssFile"), per("VmPTE"))
+}
+
+// TestIdleSockets: a thousand sockets with rings on which nothing happens take memory
+// of the daemon within the bar, without a collection that somebody asks for.
+func TestIdleSockets(t *testing.T) {
+	const first, sockets = 100, 1000
+	var r unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &r); err != nil {
+		t.Fatal(err)
+	}
+	if r.Cur < 6*(first+sockets) {
+		t.Skipf("RLIMIT_NOFILE is %d; the clients of this test need %d", r.Cur, 6*(first+sockets))
+	}
+	for _, key := range []string{"MAX_SOCKETS", "MAX_SOCKETS_PER_UID", "MAX_CLIENTS", "MAX_CLIENTS_PER_UID"} {
+		t.Setenv("RDSD_LIMITS_"+key, strconv.Itoa(2*(first+sockets)))
+	}
+	t.Setenv("RDSD_API_CALLS_BURST", "1000000")
+	d := rdsdtest.Start(t, rdsdtest.AddrA, rdsdtest.FreePort(t, rdsdtest.AddrA))
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	client := d.Dial(rdsd.WithFrontEnd(rdsd.Rings))
+	bind := func(n int) {
+		t.Helper()
+		for i := range n {
+			if _, err := client.Bind(ctx, d.AddrPort(0)); err != nil {
+				t.Fatalf("socket %d: %v", i, err)
+			}
+		}
+	}
+	bind(first) // what a daemon takes once is not counted
+	before := costOf(t, d)
+	bind(sockets)
+	time.Sleep(time.Second) // what is done aside of a bind
+	fds, bytes, parts := costOf(t, d).each(before, sockets)
+	t.Logf("REPORT an idle socket with rings takes %.2f descriptors and %d bytes (%s)", fds, bytes, parts)
+	if bytes > idleSocketBytes {
+		t.Errorf("an idle socket takes %d bytes of the daemon, at most %d may be", bytes, idleSocketBytes)
+	}
+}
