@@ -105,9 +105,9 @@ func TestVolumes(t *testing.T) {
 func TestDevices(t *testing.T) {
 	sum := runSeeds(t, deviceSeeds+1, *devicesFlag, nil)
 	v := &sum.Volumes
-	t.Logf("%d requests to volumes, %d of them failed, %d sent again after a path was lost; %d paths over devices, %d sessions with others beside them; %d packets, sent again %d times, %d after silence, %d came twice, %d found nothing ready; %d faults of devices",
-		v.Done, v.Failed, v.Failovers, v.DevicePaths, v.MixedSessions, v.Packets, v.Resent, v.Timeouts, v.Duplicates, v.NotReady, v.DeviceFaults)
-	if v.Done == 0 || v.Failovers == 0 || v.DevicePaths == 0 || v.MixedSessions == 0 || v.Packets == 0 || v.Resent == 0 || v.Timeouts == 0 || v.Duplicates == 0 || v.NotReady == 0 || v.DeviceFaults == 0 {
+	t.Logf("%d requests to volumes, %d of them failed, %d sent again after a path was lost; %d paths over devices, %d sessions with others beside them; %d packets, sent again %d times, %d after silence, %d came twice, %d found nothing ready; %d keys ended by peers; %d faults of devices",
+		v.Done, v.Failed, v.Failovers, v.DevicePaths, v.MixedSessions, v.Packets, v.Resent, v.Timeouts, v.Duplicates, v.NotReady, v.Invalidated, v.DeviceFaults)
+	if v.Done == 0 || v.Failovers == 0 || v.DevicePaths == 0 || v.MixedSessions == 0 || v.Packets == 0 || v.Resent == 0 || v.Timeouts == 0 || v.Duplicates == 0 || v.NotReady == 0 || v.Invalidated == 0 || v.DeviceFaults == 0 {
 		t.Errorf("the worlds do not show what they should: %+v", *v)
 	}
 }

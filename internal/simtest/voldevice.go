@@ -135,7 +135,7 @@ func (p *volProcess) openDevices() error {
 		if x.dev, err = soft.Open(soft.Config{Addr: h.Addr, NoGSO: f.noGSO, Charge: x.charge, On: m}); err != nil {
 			return err
 		}
-		x.links = ib.NewOn(x.dev, m.Machine)
+		x.links = ib.NewOn(&seenVerbs{x.dev, p}, m.Machine)
 		x.links.Charge = x.charge
 		p.devices = append(p.devices, x)
 		f.net.Attach(h.Addr, x.receive)

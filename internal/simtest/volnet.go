@@ -265,10 +265,12 @@ func (k *volLink) Received(data []byte, imm uint32, hasImm bool) error {
 
 func (k *volLink) Invalidated(key uint32, filled int) error {
 	delete(k.dom.keys, key)
+	k.p.told(key)
 	return k.OneSidedHandler.Invalidated(key, filled)
 }
 
 func (k *volLink) End() {
+	k.p.allTold()
 	k.OneSidedHandler.End()
 	if k.p.depth == 0 { // the first turn of a link is an event of its own
 		k.p.v.w.After(0, k.p.event(func() {}))

@@ -48,6 +48,7 @@ type volProcess struct {
 	devices []*volDevice
 	domains []*volDomain
 	links   []*volLink
+	untold  []untold
 	writers map[*byte]*volDomain // of chunks: who wrote to each last, by where it begins
 	chunks  int                  // of sessions, not given back
 	client  rtrs.ClientConfig

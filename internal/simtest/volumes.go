@@ -55,6 +55,7 @@ type VolumeCounts struct {
 	Packets                    int // received
 	Resent, Timeouts           int // times that sending began again, and that nothing was heard
 	Duplicates, NotReady       int // packets that came again, messages that there was no slot or memory for
+	Invalidated                int // keys that a peer has ended
 	DeviceFaults               int
 	DevicePaths, MixedSessions int // paths over devices, and sessions that have others beside them
 }
@@ -75,6 +76,7 @@ func (c *VolumeCounts) add(o *VolumeCounts) {
 	c.Timeouts += o.Timeouts
 	c.Duplicates += o.Duplicates
 	c.NotReady += o.NotReady
+	c.Invalidated += o.Invalidated
 	c.DeviceFaults += o.DeviceFaults
 	c.DevicePaths += o.DevicePaths
 	c.MixedSessions += o.MixedSessions

@@ -71,6 +71,21 @@ func (o *domain) Withdraw(key uint32) ib.Withdrawal {
 	return w
 }
 
+// Living is what a domain of a Device is besides: it says whether a key opens memory, which a
+// simulated world asks the device itself.
+type Living interface {
+	Live(key uint32) bool
+}
+
+var _ Living = (*domain)(nil)
+
+// Live implements Living.
+func (o *domain) Live(key uint32) bool {
+	o.d.mu.Lock()
+	defer o.d.mu.Unlock()
+	return o.mem.Live(key)
+}
+
 // Guard has f called before bytes of a peer are placed, with the device's lock held.
 func (o *domain) Guard(f func(p []byte) error) {
 	o.d.mu.Lock()
