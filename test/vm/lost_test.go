@@ -38,7 +38,7 @@ func TestLost(t *testing.T) {
 // cut has a link lose everything, or nothing any more.
 func cut(t *testing.T, l link, is bool) {
 	t.Helper()
-	for _, end := range [][2]string{{"", l.dev}, {ours, l.peer}} {
+	for _, end := range [][2]string{{"", l.dev}, {spaceOf(l.other), l.peer}} {
 		if is {
 			netem(t, end[0], end[1], "loss", "100%")
 		} else {

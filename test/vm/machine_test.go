@@ -20,6 +20,9 @@ import (
 // commandLimit is for commands that have no limit of their own.
 const commandLimit = 60 * time.Second
 
+// longer is a limit on a busy machine (-vm.slow).
+func longer(limit time.Duration) time.Duration { return limit * time.Duration(*slow) }
+
 // run runs a program to its end and fails the test with what it wrote if it fails.
 func run(t *testing.T, argv ...string) string {
 	t.Helper()
@@ -33,7 +36,7 @@ func run(t *testing.T, argv ...string) string {
 // try is run whose caller takes the error.
 func try(t *testing.T, argv ...string) (string, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), commandLimit)
+	ctx, cancel := context.WithTimeout(context.Background(), longer(commandLimit))
 	defer cancel()
 	full := kernelSide(argv)
 	out, err := exec.CommandContext(ctx, full[0], full[1:]...).CombinedOutput()
@@ -161,7 +164,7 @@ func (p *process) wait(limit time.Duration) string {
 	p.t.Helper()
 	select {
 	case <-p.done:
-	case <-time.After(limit):
+	case <-time.After(longer(limit)):
 		p.t.Fatalf("%v: still running after %v\n%s", p.cmd.Args, limit, p.said())
 	}
 	if p.err != nil {
@@ -179,7 +182,7 @@ func (p *process) ends(limit time.Duration) bool {
 			p.t.Logf("%v: %v\n%s", p.cmd.Args, p.err, p.said())
 		}
 		return p.err == nil
-	case <-time.After(limit):
+	case <-time.After(longer(limit)):
 		return false
 	}
 }
@@ -188,7 +191,7 @@ func (p *process) ends(limit time.Duration) bool {
 func until(t *testing.T, what string, limit time.Duration, cond func() bool) {
 	t.Helper()
 	for begun := time.Now(); !cond(); time.Sleep(20 * time.Millisecond) {
-		if time.Since(begun) > limit {
+		if time.Since(begun) > longer(limit) {
 			t.Fatalf("%s: not after %v", what, limit)
 		}
 	}

@@ -37,7 +37,7 @@ func openNode(addr netip.Addr, stateDir string, out io.Writer, change func(*volu
 	if n.r, err = reactor.New(reactor.Options{CPU: -1, SpinFor: -1, Name: "judged"}); err != nil {
 		return nil, err
 	}
-	if n.dev, err = soft.Open(soft.Config{Addr: addr, Reactor: n.r, Log: log, Within: within}); err != nil {
+	if n.dev, err = soft.Open(soft.Config{Addr: addr, Reactor: n.r, Log: log, Within: within(spaceOf(addr))}); err != nil {
 		n.r.Close()
 		return nil, err
 	}
@@ -91,9 +91,9 @@ func newNode(t *testing.T, addr netip.Addr, change func(*volume.Config)) *node {
 	return n
 }
 
-// ctx ends after a minute.
+// ctx ends after a minute (-vm.slow).
 func (n *node) ctx() context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), longer(time.Minute))
 	n.t.Cleanup(cancel)
 	return ctx
 }

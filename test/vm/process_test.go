@@ -19,6 +19,7 @@ const nodeEnv = "RDSD_VM_NODE"
 // nodeSpec says what a node in a process of its own does.
 type nodeSpec struct {
 	Addr   netip.Addr
+	Name   string // "" : judged
 	State  string // directory
 	Export string // path of what it exports as "disk"
 	Map    *volume.MapSpec
@@ -34,7 +35,12 @@ func nodeMain() {
 	err := json.Unmarshal([]byte(raw), &s)
 	var n *node
 	if err == nil {
-		n, err = openNode(s.Addr, s.State, os.Stdout, func(c *volume.Config) { c.DeadTimeout = 5 * time.Minute })
+		n, err = openNode(s.Addr, s.State, os.Stdout, func(c *volume.Config) {
+			c.DeadTimeout = 5 * time.Minute
+			if s.Name != "" {
+				c.Name = s.Name
+			}
+		})
 	}
 	if err == nil && s.Export != "" {
 		_, err = n.Export(context.Background(), volume.ExportSpec{Name: "disk", Path: s.Export})

@@ -6,13 +6,18 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
 
 // The kernel's RNBD, both ends, and what uses a disk.
+
+// mapping has one scenario at a time find out which disk is its new one.
+var mapping sync.Mutex
 
 const rnbdCtl = "/sys/class/rnbd-client/ctl/map_device"
 
@@ -27,6 +32,8 @@ type mapSpec struct {
 // it is unmapped.
 func kernelMap(t *testing.T, m mapSpec) string {
 	t.Helper()
+	mapping.Lock()
+	defer mapping.Unlock()
 	before := disks(t)
 	spec := "sessname=" + m.session
 	for _, p := range m.paths {
@@ -45,7 +52,7 @@ func kernelMap(t *testing.T, m mapSpec) string {
 		t.Fatalf("map %q: %v", spec, err)
 	}
 	for _, d := range disks(t) {
-		if !strings.Contains(strings.Join(before, " "), d) {
+		if !slices.Contains(before, d) {
 			t.Cleanup(func() { kernelUnmap(t, d) })
 			return d
 		}
@@ -115,15 +122,16 @@ func fioArgs(disk string, mib int) []string {
 // traffic is fio again and again until it is stopped.
 type traffic struct {
 	*process
-	disk string
-	end  string // a file that ends it
+	disk  string
+	end   string // a file that ends it
+	begun time.Time
 }
 
-// busy begins traffic on a disk.
-func busy(t *testing.T, disk string) *traffic {
+// busy begins traffic on a disk, with what fio is told besides.
+func busy(t *testing.T, disk string, more ...string) *traffic {
 	t.Helper()
-	w := &traffic{disk: disk, end: filepath.Join(t.TempDir(), "end")}
-	one := strings.Join(fioArgs(disk, 4), " ")
+	w := &traffic{disk: disk, end: filepath.Join(t.TempDir(), "end"), begun: time.Now()}
+	one := strings.Join(append(fioArgs(disk, 4), more...), " ")
 	w.process = start(t, "sh", "-c", fmt.Sprintf("while [ ! -e %s ]; do %s || exit 1; done", w.end, one))
 	w.goesOn(30 * time.Second)
 	return w
