@@ -24,6 +24,7 @@ import (
 // What -vm.soak does in each lane.
 var (
 	rounds = flag.Int("vm.rounds", 20, "with -vm.soak: how often a path is disconnected, cut, and a daemon killed")
+	only   = flag.String("vm.lanes", "", "with -vm.soak: the lanes of TestSoak whose names have this in them")
 	long   = flag.Duration("vm.long", 30*time.Minute, "with -vm.soak: how long fio runs at least")
 )
 
@@ -86,6 +87,9 @@ func soakAll(t *testing.T, keys string) {
 		load(t, "nbd")
 		var wg sync.WaitGroup
 		for i, c := range lanes {
+			if !strings.Contains(c.name, *only) {
+				continue
+			}
 			wg.Go(func() {
 				t.Run(c.name, func(t *testing.T) {
 					c.scenario(t, all[i])
