@@ -187,8 +187,9 @@ func TestAnswersAreBounded(t *testing.T) {
 	})
 	l := ln.(*listener)
 	asks := make([]*fakeAsked, maxAnswering+3)
-	for i := range asks {
-		asks[i] = &fakeAsked{l: &fakeListener{v: w.b}, reject: make(chan []byte, 1)}
+	for i := range asks { // of as many sources, for one has to wait its turn
+		from := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 1, byte(i)}), 1)
+		asks[i] = &fakeAsked{l: &fakeListener{v: w.b}, remote: from, reject: make(chan []byte, 1)}
 		l.ask(asks[i])
 	}
 	calls.Wait()
@@ -202,5 +203,60 @@ func TestAnswersAreBounded(t *testing.T) {
 		if b := <-a.reject; !strings.HasPrefix(string(b), "late") {
 			t.Errorf("%q", b)
 		}
+	}
+}
+
+// TestAsksWaitTheirTurn: of one source a burst is answered at once, some wait their turn, and
+// what is beyond is refused, while another source is answered. Who waits when the listener ends
+// is refused.
+func TestAsksWaitTheirTurn(t *testing.T) {
+	w := newWorld(t, nil)
+	ln := w.listen(func(q transport.ConnRequest) { q.Reject([]byte("asked")) })
+	l := ln.(*listener)
+	ask := func(from string) chan []byte {
+		a := &fakeAsked{l: &fakeListener{v: w.b}, remote: netip.MustParseAddrPort(from), reject: make(chan []byte, 1)}
+		l.ask(a)
+		return a.reject
+	}
+	begun := time.Now()
+	var asks []chan []byte
+	for range paceBurst + paceQueue + 100 {
+		asks = append(asks, ask("10.0.0.9:1"))
+	}
+	took := time.Since(begun) // more turns have come in it
+	if b := <-ask("10.0.0.8:1"); !strings.HasPrefix(string(b), "asked") {
+		t.Errorf("another source: %q", b)
+	}
+	answered := 0
+	for i, c := range asks {
+		b := <-c
+		if !strings.HasPrefix(string(b), "asked") {
+			continue
+		}
+		answered++
+		if least := time.Duration(i+1-paceBurst) * paceEvery; i < paceBurst+paceQueue && time.Since(begun) < least {
+			t.Errorf("request %d was answered after %v, its turn is after %v", i, time.Since(begun), least)
+		}
+	}
+	if most := paceBurst + paceQueue + int(took/paceEvery) + 1; answered < paceBurst+paceQueue || answered > most {
+		t.Errorf("%d requests of a source were answered, want %d to %d", answered, paceBurst+paceQueue, most)
+	}
+	begun = time.Now()
+	asks = asks[:0]
+	for range paceQueue {
+		asks = append(asks, ask("10.0.0.9:1"))
+	}
+	ln.Close()
+	if l.waiting != 0 || l.busy != 0 {
+		t.Errorf("%d wait, and %d calls are under way, when Close has returned", l.waiting, l.busy)
+	}
+	refused := 0
+	for _, c := range asks {
+		if b := <-c; !strings.HasPrefix(string(b), "asked") {
+			refused++
+		}
+	}
+	if least := paceQueue - 2 - int(time.Since(begun)/paceEvery); refused < least {
+		t.Errorf("%d of those that wait are refused when the listener ends, want %d", refused, least)
 	}
 }

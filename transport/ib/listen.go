@@ -1,37 +1,47 @@
 package ib
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/transport"
 )
 
-// maxAnswering is how many calls of accept of a listener there are at a time. A request
-// beyond them is refused, and the peer tries again; so is one beyond its source's pace.
-const maxAnswering = 64
+const (
+	// maxAnswering is how many calls of accept of a listener there are at a time. A request
+	// beyond them is refused, and the peer tries again; so is one beyond its source's pace.
+	maxAnswering = 64
+	// maxWaiting is how many requests wait for their turn. Each keeps one of the places of those
+	// that are unanswered, of which a device has 1,024 (package roce/cm), from all others.
+	maxWaiting = 256
+)
 
-// listener has a goroutine for each call of accept, which Close waits for.
+// listener has a goroutine for each call of accept and for each request that waits for its
+// turn, which Close waits for.
 type listener struct {
 	transport.Listener // the device's
 	p                  *Provider
 	accept             func(transport.ConnRequest)
+	over               chan struct{} // closed with closed
 
-	mu     sync.Mutex
-	closed bool          // guarded by mu
-	busy   int           // calls under way; guarded by mu
-	idle   chan struct{} // closed when none is any more; nil: nobody waits; guarded by mu
-	pace   pace          // guarded by mu
+	mu      sync.Mutex
+	closed  bool          // guarded by mu
+	busy    int           // goroutines; guarded by mu
+	waiting int           // of them, those whose turn has not come; guarded by mu
+	idle    chan struct{} // closed when there is none any more; nil: nobody waits; guarded by mu
+	pace    pace          // guarded by mu
 }
 
 // ListenOneSided accepts on local. A request that is not answered in half a minute is
 // rejected.
 func (p *Provider) ListenOneSided(local netip.AddrPort, accept func(transport.ConnRequest)) (transport.Listener, error) {
-	l := &listener{p: p, accept: accept}
+	l := &listener{p: p, accept: accept, over: make(chan struct{})}
 	var err error
 	l.Listener, err = p.v.Listen(local, l.ask)
 	if err != nil {
@@ -42,18 +52,47 @@ func (p *Provider) ListenOneSided(local netip.AddrPort, accept func(transport.Co
 
 // ask is called on the reactor's thread, which accept may keep waiting.
 func (l *listener) ask(a Asked) {
-	l.mu.Lock()
-	if l.closed || l.busy == maxAnswering || !l.pace.take(l.p.m.Clock(), a.RemoteAddr().Addr()) {
-		l.mu.Unlock()
+	wait, ok := l.admit(a.RemoteAddr().Addr())
+	if !ok {
 		a.Reject(nil)
 		return
 	}
-	l.busy++
-	l.mu.Unlock()
-	l.p.m.Go(func() { l.call(a) })
+	l.p.m.Go(func() { l.call(a, wait) })
 }
 
-func (l *listener) call(a Asked) {
+// admit says how long a request waits for its turn, and false if it is refused.
+func (l *listener) admit(from netip.Addr) (wait time.Duration, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed || l.busy-l.waiting == maxAnswering || l.waiting == maxWaiting {
+		return 0, false
+	}
+	if wait, ok = l.pace.take(l.p.m.Clock(), from); !ok {
+		return 0, false
+	}
+	l.busy++
+	if wait > 0 {
+		l.waiting++
+	}
+	return wait, true
+}
+
+// turn waits for the turn of a request, and reports whether it is to be answered.
+func (l *listener) turn(wait time.Duration) bool {
+	if wait == 0 {
+		return true
+	}
+	ctx, cancel := l.p.m.Timeout(context.Background(), wait)
+	l.p.m.Wait(ctx.Done(), l.over)
+	cancel()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	room := l.busy-l.waiting < maxAnswering
+	l.waiting--
+	return room && !l.closed
+}
+
+func (l *listener) call(a Asked, wait time.Duration) {
 	defer func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -62,6 +101,10 @@ func (l *listener) call(a Asked) {
 		}
 	}()
 	defer l.p.Guard.Recover(guard.Accept, func(error) { a.Reject(nil) })
+	if !l.turn(wait) {
+		a.Reject(nil)
+		return
+	}
 	guard.Point("handshake")
 	l.accept(&connRequest{p: l.p, asked: a})
 }
@@ -70,7 +113,10 @@ func (l *listener) call(a Asked) {
 func (l *listener) Close() error {
 	err := l.Listener.Close()
 	l.mu.Lock()
-	l.closed = true
+	if !l.closed {
+		l.closed = true
+		close(l.over)
+	}
 	idle := l.idle
 	if l.busy > 0 && idle == nil {
 		idle = make(chan struct{})

@@ -5,12 +5,16 @@ import (
 	"time"
 )
 
-// Requests to connect of one source that are answered: so many at once, which is a kernel's node
-// with all the connections of two paths, and after that so many a second. Each that is answered
-// costs a domain's connection and its buffers, which a peer may ask for and let go as fast as it
-// can send; what one source wants beyond this is refused, and tried again by whoever means it.
+// Requests to connect of one source that are answered: a few at once, and after that one each
+// paceEvery, for which so many wait. Each that is answered costs a connection with its memory and
+// keys, some 0.2 ms of a processor, which a peer may ask for and let go as fast as it can send; all
+// others of this node wait meanwhile. Whoever means it asks for the next connection of a path when
+// it has the last, as kernels do with one for each of their processors, and has few requests under
+// way: they come later by some milliseconds, and none is refused, which would cost a kernel the path.
+// What one source wants beyond this is refused, and tried again by whoever means it.
 const (
-	paceBurst  = 288
+	paceBurst  = 16
+	paceQueue  = 32
 	paceEvery  = 5 * time.Millisecond
 	paceSource = 4096 // sources that are remembered; those beyond share one pace
 )
@@ -22,8 +26,8 @@ type pace struct {
 	rest  time.Duration                  // the same of those that there is no room for
 }
 
-// take reports whether a request of a source is answered now.
-func (p *pace) take(now time.Duration, from netip.Addr) bool {
+// take says how long a request of a source waits for its turn, and false if it is refused.
+func (p *pace) take(now time.Duration, from netip.Addr) (wait time.Duration, ok bool) {
 	source := sourceOf(from)
 	until, known := p.until[source]
 	if !known && len(p.until) == paceSource {
@@ -34,8 +38,9 @@ func (p *pace) take(now time.Duration, from netip.Addr) bool {
 		until = p.rest
 	}
 	until = max(until, now) + paceEvery
-	if until-now > paceBurst*paceEvery {
-		return false
+	wait = until - now - paceBurst*paceEvery
+	if wait > paceQueue*paceEvery {
+		return 0, false
 	}
 	switch {
 	case !room:
@@ -45,7 +50,7 @@ func (p *pace) take(now time.Duration, from netip.Addr) bool {
 	default:
 		p.until[source] = until
 	}
-	return true
+	return max(wait, 0), true
 }
 
 // forget drops the sources that have everything back. It looks at all of them, which happens as
