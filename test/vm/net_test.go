@@ -3,6 +3,7 @@ package vm
 import (
 	"fmt"
 	"net/netip"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -111,6 +112,23 @@ func twoKernelsAt(t *testing.T, network string) link {
 	return l
 }
 
+// inOrder has all that arrives at a device, in namespace ns, pass one processor. Packets of a veth
+// pair wait at the processor that has sent them: when the machine beneath stops one for a while,
+// later packets of the same connection, sent by another, overtake. No network does that within
+// a connection, and a sender of rxe does not outlive it (harms).
+func inOrder(t *testing.T, ns, dev string) {
+	t.Helper()
+	if runtime.NumCPU() == 1 {
+		return
+	}
+	at := "/sys/class/net/" + dev + "/queues/rx-0/rps_cpus"
+	if ns == "" {
+		set(t, at, "1")
+		return
+	}
+	run(t, "ip", "netns", "exec", ns, "sh", "-c", "echo 1 > "+at)
+}
+
 // neighbours has both ends know each other. The peer's end is in namespace ns, "" the
 // initial one.
 func neighbours(t *testing.T, l link, ns string) {
@@ -131,6 +149,8 @@ func neighbours(t *testing.T, l link, ns string) {
 	}
 	run(t, "ip", "neigh", "replace", l.other.String(), "lladdr", peerMAC, "dev", l.dev, "nud", "permanent")
 	run(t, in("neigh", "replace", l.addr.String(), "lladdr", mac, "dev", l.peer, "nud", "permanent")...)
+	inOrder(t, "", l.dev)
+	inOrder(t, ns, l.peer)
 }
 
 // sent is how many packets a device of the initial namespace has sent.
