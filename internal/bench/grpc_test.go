@@ -139,16 +139,21 @@ func (r *role) grpcBatch() *rdsdv1.ClientMessage {
 	for i := range lengths {
 		lengths[i] = uint32(r.Bytes)
 	}
-	dst := &rdsdv1.Endpoint{}
-	dst.SetAddress([]byte{127, 0, 0, 1})
-	dst.SetPort(4000)
 	send := &rdsdv1.SendBatch{}
 	send.SetPayload(make([]byte, r.Batch*r.Bytes))
 	send.SetLength(lengths)
-	send.SetDestination([]*rdsdv1.Endpoint{dst})
+	send.SetDestination([]*rdsdv1.Endpoint{benchEndpoint()})
 	m := &rdsdv1.ClientMessage{}
 	m.SetSend(send)
 	return m
+}
+
+// benchEndpoint is an address of a message whose reader asks for none.
+func benchEndpoint() *rdsdv1.Endpoint {
+	e := &rdsdv1.Endpoint{}
+	e.SetAddress([]byte{127, 0, 0, 1})
+	e.SetPort(4000)
+	return e
 }
 
 func runGRPCClient(r *role) error {

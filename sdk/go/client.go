@@ -28,6 +28,14 @@ const DefaultTarget = "unix:///run/rdsd/rdsd.sock"
 // room for the largest (1 MiB) several times over.
 const maxRecvMsgBytes = 16 << 20
 
+// streamWindow and connWindow are what the daemon may send ahead of who reads a stream, or all
+// streams. They bound nothing that matters: a stream is read as soon as something comes, and how
+// much comes is what the socket's receive window grants.
+const (
+	streamWindow = 4 << 20
+	connWindow   = 16 << 20
+)
+
 // Client is a connection to one daemon. It carries any number of sockets and is
 // safe for concurrent use.
 type Client struct {
@@ -67,6 +75,10 @@ func Dial(target string, opts ...Option) (*Client, error) {
 		grpc.WithDisableRetry(),
 		experimental.WithBufferPool(msgpool.Pool),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxRecvMsgBytes)),
+		// With windows of its own choice grpc-go sends a ping for every message that comes when
+		// none is under way, to learn how much the way holds: two more wake-ups on either side.
+		grpc.WithStaticStreamWindowSize(streamWindow),
+		grpc.WithStaticConnWindowSize(connWindow),
 		// The sockets' own backoff decides when to try again (reconnect.go); this
 		// one keeps the channel's from being slower than theirs.
 		grpc.WithConnectParams(grpc.ConnectParams{

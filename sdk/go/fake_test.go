@@ -31,6 +31,7 @@ type fakeDaemon struct {
 	t       *testing.T
 	path    string
 	streams chan *fakeStream
+	wrap    func(net.Listener) net.Listener // nil: what comes is not watched
 
 	server *grpc.Server
 	served chan struct{}
@@ -46,8 +47,10 @@ type fakeStream struct {
 	once   sync.Once
 }
 
-func newFakeDaemon(t *testing.T) *fakeDaemon {
-	d := &fakeDaemon{t: t, path: filepath.Join(t.TempDir(), "s"), streams: make(chan *fakeStream, 16)}
+func newFakeDaemon(t *testing.T) *fakeDaemon { return newFakeDaemonBehind(t, nil) }
+
+func newFakeDaemonBehind(t *testing.T, wrap func(net.Listener) net.Listener) *fakeDaemon {
+	d := &fakeDaemon{t: t, path: filepath.Join(t.TempDir(), "s"), streams: make(chan *fakeStream, 16), wrap: wrap}
 	d.start()
 	t.Cleanup(d.stop)
 	return d
@@ -62,6 +65,9 @@ func (d *fakeDaemon) start() {
 	l, err := net.Listen("unix", d.path)
 	if err != nil {
 		d.t.Fatal(err)
+	}
+	if d.wrap != nil {
+		l = d.wrap(l)
 	}
 	server, served := grpc.NewServer(), make(chan struct{})
 	rdsdv1.RegisterDatagramsServer(server, fakeService{d: d})
@@ -288,7 +294,11 @@ func bindFake(t *testing.T, opts ...BindOption) (*fakeDaemon, *Client, *Socket, 
 
 func bindFakeAs(t *testing.T, change func(*rdsdv1.Bound), opts ...BindOption) (*fakeDaemon, *Client, *Socket, *fakeStream) {
 	t.Helper()
-	d := newFakeDaemon(t)
+	return bindTo(t, newFakeDaemon(t), change, opts...)
+}
+
+func bindTo(t *testing.T, d *fakeDaemon, change func(*rdsdv1.Bound), opts ...BindOption) (*fakeDaemon, *Client, *Socket, *fakeStream) {
+	t.Helper()
 	c, err := Dial(d.path)
 	if err != nil {
 		t.Fatal(err)
