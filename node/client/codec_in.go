@@ -25,6 +25,7 @@ type inBatch struct {
 	want     bool
 	wait     bool
 	timeout  time.Duration
+	later    bool // the result may wait
 }
 
 func (b *inBatch) reset() {
@@ -54,6 +55,8 @@ func (b *inBatch) parse(p []byte) bool {
 				b.wait = v != 0
 			case fastwire.SendTimeout:
 				b.timeout = time.Duration(v)
+			case fastwire.SendResultLater:
+				b.later = v != 0
 			default:
 				return false
 			}
@@ -90,6 +93,7 @@ func (b *inBatch) fromProto(m *rdsdv1.SendBatch) {
 	b.reset()
 	b.id, b.payload, b.firstTag = m.GetId(), m.GetPayload(), m.GetFirstTag()
 	b.want, b.wait, b.timeout = m.GetWantOutcomes(), m.GetWait(), time.Duration(m.GetTimeoutNs())
+	b.later = m.GetResultMayWait()
 	b.lengths = append(b.lengths, m.GetLength()...)
 	b.index = append(b.index, m.GetDestinationIndex()...)
 	for _, d := range m.GetDestination() {

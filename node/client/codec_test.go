@@ -74,6 +74,7 @@ func TestSendBatchByHandIsTheProtobufOne(t *testing.T) {
 		s.SetWantOutcomes(rng.Intn(2) == 0)
 		s.SetWait(rng.Intn(2) == 0)
 		s.SetTimeoutNs(int64(rng.Intn(3)-1) * int64(rng.Intn(1<<40)))
+		s.SetResultMayWait(rng.Intn(2) == 0)
 		m := &rdsdv1.ClientMessage{}
 		m.SetSend(s)
 		decode(t, &in, m)
@@ -86,7 +87,7 @@ func TestSendBatchByHandIsTheProtobufOne(t *testing.T) {
 		var want inBatch
 		want.fromProto(s)
 		got := in.batch
-		if got.id != want.id || got.firstTag != want.firstTag || got.want != want.want || got.wait != want.wait || got.timeout != want.timeout ||
+		if got.id != want.id || got.firstTag != want.firstTag || got.want != want.want || got.wait != want.wait || got.timeout != want.timeout || got.later != want.later ||
 			!bytes.Equal(got.payload, want.payload) || !cmp.Equal(got.lengths, want.lengths) && len(want.lengths) > 0 || !cmp.Equal(got.index, want.index) && len(want.index) > 0 {
 			t.Fatalf("by hand %+v\nprotobuf %+v", got, want)
 		}

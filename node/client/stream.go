@@ -48,6 +48,8 @@ type sockStream struct {
 
 	mu         sync.Mutex
 	out        []any                 // guarded by mu; replies to be written, in order
+	mayWait    int                   // guarded by mu; of them, results that wait for others
+	waitArmed  bool                  // guarded by mu; resultsWaited is about to look
 	creditN    int64                 // guarded by mu; datagrams that may be pushed
 	creditB    int64                 // guarded by mu; bytes that may be pushed
 	stalled    bool                  // guarded by mu; a datagram waits for credit
@@ -156,13 +158,18 @@ func streamEnd(err error) error {
 func (s *sockStream) read(in *inMsg) error {
 	for {
 		if err := s.stream.RecvMsg(in); err != nil {
-			return streamEnd(err)
+			if err = streamEnd(err); err == nil {
+				s.noWaiting()
+				err = s.answer()
+			}
+			return err
 		}
 		var err error
 		if in.isBatch {
 			s.send(&in.batch)
 		} else {
 			err = s.control(in.msg)
+			s.noWaiting() // a client that asks may be about to wait for its results
 		}
 		in.release()
 		if err == nil {
@@ -276,4 +283,52 @@ func (s *sockStream) reply(m any) {
 	s.mu.Lock()
 	s.out = append(s.out, m)
 	s.mu.Unlock()
+}
+
+// A result that its client does not wait for (SendBatch.result_may_wait) is written with what is
+// written next: to wake a client for it takes longer than all else that the batch costs here. Next is
+// a datagram for the same client, where it asks and is answered, or whatever follows from its next
+// message; or resultDelay is over.
+const resultDelay = 2 * time.Millisecond
+
+// replyLater queues a result that may wait. With a second one it does not: who sends one batch after
+// the other has two of them under way (ADR 25), and goes on with the results.
+func (s *sockStream) replyLater(m any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.out = append(s.out, m)
+	if len(s.out) > 1 {
+		return
+	}
+	s.mayWait = 1
+	if !s.waitArmed {
+		s.waitArmed = true
+		time.AfterFunc(resultDelay, s.resultsWaited)
+	}
+}
+
+// resultsWaited has the pusher write what has waited.
+func (s *sockStream) resultsWaited() {
+	defer s.front.deps.Guard.Recover(guard.Socket, s.finish)
+	s.mu.Lock()
+	s.waitArmed = false
+	waits := s.mayWait > 0
+	s.mu.Unlock()
+	if waits {
+		s.News()
+	}
+}
+
+// noWaiting has everything that waits written with the next answer.
+func (s *sockStream) noWaiting() {
+	s.mu.Lock()
+	s.mayWait = 0
+	s.mu.Unlock()
+}
+
+// allWaits reports whether there is nothing to be written but what may wait.
+func (s *sockStream) allWaits() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mayWait > 0 && len(s.out) == s.mayWait
 }

@@ -50,8 +50,11 @@ func (s *sockStream) pusher(stop <-chan struct{}) error {
 func (s *sockStream) answer() error {
 	s.mu.Lock()
 	waiting := len(s.out)
+	all := s.mayWait == waiting && waiting > 0
 	s.mu.Unlock()
 	switch {
+	case all:
+		return nil
 	case waiting > maxReplies:
 		s.wmu.Lock()
 	case !s.wmu.TryLock():
@@ -67,8 +70,15 @@ func (s *sockStream) answer() error {
 // caller has taken the token that says so). wmu is held.
 func (s *sockStream) write(news bool) error {
 	for {
-		did, err := s.writeReplies()
-		if err != nil {
+		var did bool
+		var err error
+		// What may wait goes behind the datagrams that it has waited for, with them.
+		if behind := news && s.allWaits(); behind {
+			if news, err = s.writeNews(); err != nil {
+				return err
+			}
+		}
+		if did, err = s.writeReplies(); err != nil {
 			return err
 		}
 		if !news {
@@ -92,7 +102,7 @@ func (s *sockStream) write(news bool) error {
 func (s *sockStream) writeReplies() (did bool, err error) {
 	p := &s.push
 	s.mu.Lock()
-	p.replies, s.out = s.out, p.replies[:0]
+	p.replies, s.out, s.mayWait = s.out, p.replies[:0], 0
 	s.mu.Unlock()
 	for i, m := range p.replies {
 		if err == nil {

@@ -188,7 +188,11 @@ func (s *sockStream) send(b *inBatch) {
 		if b.wait {
 			s.releaseWindow(call.bytes, call.datagrams)
 		}
-		s.reply(call.result())
+		if b.later && len(call.errs) == 0 {
+			s.replyLater(call.result())
+		} else {
+			s.reply(call.result())
+		}
 	}
 }
 

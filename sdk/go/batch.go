@@ -39,6 +39,7 @@ type batch struct {
 	posted       bool // accepted here: it waits at the daemon, and no call waits for it
 	watched      bool // the daemon told of congestion when it was written
 	slow         bool // posted, and something of it waits at the daemon
+	resultLater  bool // posted, as an answer to what came: its result may come with what comes next
 
 	marks []*postMark // with posted
 

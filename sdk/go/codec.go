@@ -98,6 +98,9 @@ func (b *batch) marshal() mem.BufferSlice {
 			h = append(h, fastwire.SendTimeout)
 			h = binary.AppendUvarint(h, uint64(t))
 		}
+		if b.resultLater {
+			h = append(h, fastwire.SendResultLater, 1)
+		}
 	}
 	payloadBytes := 0
 	if blob != nil {

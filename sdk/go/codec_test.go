@@ -33,6 +33,8 @@ func TestMarshalSendBatch(t *testing.T) {
 		b.id = rapid.Uint64().Draw(t, "id")
 		b.firstTag = rapid.Uint64().Draw(t, "tag")
 		b.wantOutcomes = rapid.Bool().Draw(t, "outcomes")
+		b.posted = rapid.Bool().Draw(t, "posted")
+		b.resultLater = b.posted && rapid.Bool().Draw(t, "result later")
 		b.wait = rapid.Bool().Draw(t, "wait")
 		to := make([]netip.AddrPort, len(payloads))
 		for i, p := range payloads {
@@ -49,7 +51,8 @@ func TestMarshalSendBatch(t *testing.T) {
 		}
 		data.Free()
 		got := m.GetSend()
-		if got.GetId() != b.id || got.GetFirstTag() != b.firstTag || got.GetWantOutcomes() != b.wantOutcomes || got.GetWait() != b.wait {
+		if got.GetId() != b.id || got.GetFirstTag() != b.firstTag || got.GetWantOutcomes() != b.wantOutcomes || got.GetWait() != (b.wait || b.posted) ||
+			got.GetResultMayWait() != b.resultLater {
 			t.Fatalf("%v", got)
 		}
 		if !bytes.Equal(got.GetPayload(), bytes.Join(payloads, nil)) || len(got.GetLength()) != len(payloads) {

@@ -406,10 +406,12 @@ func (s *stream) settle(ctx context.Context) error {
 		return nil
 	}
 	mark := &postMark{done: make(chan struct{})}
+	later := false
 	put := func(b *batch) {
 		if b.posted {
 			mark.left++
 			b.marks = append(b.marks, mark)
+			later = later || b.resultLater
 		}
 	}
 	for _, b := range s.tryq.all() {
@@ -420,7 +422,13 @@ func (s *stream) settle(ctx context.Context) error {
 			put(b)
 		}
 	}
+	// What the client asks has the daemon send results that wait; this has no answer.
+	if later {
+		s.tellLocked(s.monitorMessage())
+	}
+	m, sess := s.kickLocked()
 	s.mu.Unlock()
+	s.write(m, sess)
 	select {
 	case <-mark.done:
 		return mark.err

@@ -29,6 +29,9 @@ type recvQueue struct {
 	// memory of the pool; otherwise each gets memory of its own, because the receiver may
 	// keep it.
 	lend atomic.Bool
+
+	// taken is set when a call has taken datagrams, until the next batch is written.
+	taken atomic.Bool
 }
 
 // loan holds the batches of one Borrow.
@@ -65,7 +68,9 @@ func (q *recvQueue) deliver(b *inBatch, s *stream) {
 	rest := []*inBatch{b}
 	if !q.waiters.empty() {
 		// Requests first: an answer must not be read by a Recv that happens to wait.
-		rest = q.waiters.take(b, &takenN, &takenB)
+		if rest = q.waiters.take(b, &takenN, &takenB); takenN > 0 {
+			q.tookSome()
+		}
 	}
 	for _, part := range rest {
 		// On a reply port nothing else is wanted. It counts as read, or the daemon's credit
@@ -86,6 +91,13 @@ func (q *recvQueue) deliver(b *inBatch, s *stream) {
 	}
 	// Without the lock: granting takes the socket's.
 	s.grant(n, bytes)
+}
+
+// tookSome notes that a call has datagrams.
+func (q *recvQueue) tookSome() {
+	if !q.taken.Load() {
+		q.taken.Store(true)
+	}
 }
 
 func (q *recvQueue) signal() {
@@ -187,6 +199,7 @@ func (q *recvQueue) take(into []Datagram, how place) (got int, l Lease, grantN, 
 	q.bytes -= bytes
 	switch {
 	case got > 0:
+		q.tookSome()
 		grantN, grantB = q.owe(got, bytes)
 	case err == nil:
 		err = q.over

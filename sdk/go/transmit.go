@@ -228,6 +228,12 @@ func (s *stream) sentLocked(sess *session, b *batch) {
 		s.undecid.add(b.firstTag, uint64(len(b.lengths)))
 	}
 	b.watched = sess.watching
+	// Who answers what came is likely to be answered: the result comes with that. Who sends and
+	// sends goes on with the results.
+	if s.recv.taken.Load() {
+		s.recv.taken.Store(false)
+		b.resultLater = b.posted && sess.tries == 0
+	}
 	if b.posted {
 		s.posts.queued--
 		s.armSlowLocked(sess)

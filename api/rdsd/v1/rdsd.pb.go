@@ -2423,6 +2423,7 @@ type SendBatch struct {
 	xxx_hidden_WantOutcomes     bool                   `protobuf:"varint,7,opt,name=want_outcomes,json=wantOutcomes"`
 	xxx_hidden_Wait             bool                   `protobuf:"varint,8,opt,name=wait"`
 	xxx_hidden_TimeoutNs        int64                  `protobuf:"varint,9,opt,name=timeout_ns,json=timeoutNs"`
+	xxx_hidden_ResultMayWait    bool                   `protobuf:"varint,10,opt,name=result_may_wait,json=resultMayWait"`
 	unknownFields               protoimpl.UnknownFields
 	sizeCache                   protoimpl.SizeCache
 }
@@ -2517,6 +2518,13 @@ func (x *SendBatch) GetTimeoutNs() int64 {
 	return 0
 }
 
+func (x *SendBatch) GetResultMayWait() bool {
+	if x != nil {
+		return x.xxx_hidden_ResultMayWait
+	}
+	return false
+}
+
 func (x *SendBatch) SetId(v uint64) {
 	x.xxx_hidden_Id = v
 }
@@ -2556,6 +2564,10 @@ func (x *SendBatch) SetTimeoutNs(v int64) {
 	x.xxx_hidden_TimeoutNs = v
 }
 
+func (x *SendBatch) SetResultMayWait(v bool) {
+	x.xxx_hidden_ResultMayWait = v
+}
+
 type SendBatch_builder struct {
 	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
 
@@ -2569,6 +2581,9 @@ type SendBatch_builder struct {
 	Wait             bool
 	// With wait: give up after this long (ETIMEDOUT); 0 waits for ever.
 	TimeoutNs int64
+	// The client waits for nothing in the result if all is accepted at once. The daemon may then
+	// send it with the next thing it sends, for some milliseconds.
+	ResultMayWait bool
 }
 
 func (b0 SendBatch_builder) Build() *SendBatch {
@@ -2584,6 +2599,7 @@ func (b0 SendBatch_builder) Build() *SendBatch {
 	x.xxx_hidden_WantOutcomes = b.WantOutcomes
 	x.xxx_hidden_Wait = b.Wait
 	x.xxx_hidden_TimeoutNs = b.TimeoutNs
+	x.xxx_hidden_ResultMayWait = b.ResultMayWait
 	return m0
 }
 
@@ -9205,7 +9221,7 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\x15send_credit_datagrams\x18\v \x01(\rR\x13sendCreditDatagrams\"H\n" +
 	"\tRingGrant\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12!\n" +
-	"\fregion_bytes\x18\x02 \x01(\x04R\vregionBytes\"\xa4\x02\n" +
+	"\fregion_bytes\x18\x02 \x01(\x04R\vregionBytes\"\xcc\x02\n" +
 	"\tSendBatch\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x18\n" +
 	"\apayload\x18\x02 \x01(\fR\apayload\x12\x16\n" +
@@ -9216,7 +9232,9 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\rwant_outcomes\x18\a \x01(\bR\fwantOutcomes\x12\x12\n" +
 	"\x04wait\x18\b \x01(\bR\x04wait\x12\x1d\n" +
 	"\n" +
-	"timeout_ns\x18\t \x01(\x03R\ttimeoutNs\"d\n" +
+	"timeout_ns\x18\t \x01(\x03R\ttimeoutNs\x12&\n" +
+	"\x0fresult_may_wait\x18\n" +
+	" \x01(\bR\rresultMayWait\"d\n" +
 	"\n" +
 	"SendResult\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x1a\n" +

@@ -17,6 +17,7 @@ const (
 	SendWantOutcomes = 7<<3 | Varint
 	SendWait         = 8<<3 | Varint
 	SendTimeout      = 9<<3 | Varint
+	SendResultLater  = 10<<3 | Varint
 
 	ServerSendResult = 2<<3 | Bytes
 	ServerRecv       = 3<<3 | Bytes

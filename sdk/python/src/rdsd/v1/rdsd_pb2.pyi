@@ -672,6 +672,7 @@ class SendBatch(_message.Message):
     WANT_OUTCOMES_FIELD_NUMBER: _builtins.int
     WAIT_FIELD_NUMBER: _builtins.int
     TIMEOUT_NS_FIELD_NUMBER: _builtins.int
+    RESULT_MAY_WAIT_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """chosen by the client, echoed in SendResult"""
     payload: _builtins.bytes
@@ -682,6 +683,10 @@ class SendBatch(_message.Message):
     """wait for room (EAGAIN, ENOBUFS) instead of failing"""
     timeout_ns: _builtins.int
     """With wait: give up after this long (ETIMEDOUT); 0 waits for ever."""
+    result_may_wait: _builtins.bool
+    """The client waits for nothing in the result if all is accepted at once. The daemon may then
+    send it with the next thing it sends, for some milliseconds.
+    """
     @_builtins.property
     def length(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -700,10 +705,11 @@ class SendBatch(_message.Message):
         want_outcomes: _builtins.bool = ...,
         wait: _builtins.bool = ...,
         timeout_ns: _builtins.int = ...,
+        result_may_wait: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["destination", b"destination", "destination_index", b"destination_index", "first_tag", b"first_tag", "id", b"id", "length", b"length", "payload", b"payload", "timeout_ns", b"timeout_ns", "wait", b"wait", "want_outcomes", b"want_outcomes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["destination", b"destination", "destination_index", b"destination_index", "first_tag", b"first_tag", "id", b"id", "length", b"length", "payload", b"payload", "result_may_wait", b"result_may_wait", "timeout_ns", b"timeout_ns", "wait", b"wait", "want_outcomes", b"want_outcomes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
