@@ -67,6 +67,7 @@ class FakeDaemon(rpc.DatagramsServicer):
         self.bind_status: tuple[grpc.StatusCode, str] | None = None
         self.window_bytes = 4 << 20
         self.window_batches = 16
+        self.credit = 0  # datagrams that a client may post
         self.received: dict[str, list[pb.ClientMessage]] = defaultdict(list)
         self.changed = threading.Condition()
         self.lock = threading.RLock()
@@ -185,6 +186,8 @@ class FakeDaemon(rpc.DatagramsServicer):
                     max_datagram_bytes=1 << 20,
                     send_window_bytes=self.window_bytes,
                     send_window_batches=self.window_batches,
+                    send_credit_bytes=self.window_bytes // 4 if self.credit else 0,
+                    send_credit_datagrams=self.credit,
                     daemon_instance=self.instance,
                     daemon_version="fake",
                 )

@@ -297,6 +297,37 @@ async def test_a_silent_daemon_hangs_nobody(front: Front, fake: FakeDaemon) -> N
             await call()
 
 
+async def test_sends_by_credit_wait_for_no_answer(front: Front, fake: FakeDaemon) -> None:
+    fake.credit, fake.window_batches = 100, 64
+    a, b = await pair(front, fake)
+    where = b.local_address
+    for _ in range(2):
+        await front.do(a.send, where, b"asked")
+        assert (await front.do(b.recv, timeout=5)).payload == b"asked"
+    fake.silent.add("send")
+    if front.front_end != "grpc":  # results are read by callers that wait
+        with pytest.raises(rdsd.TimedOut):
+            await front.do(a.send, where, b"x", timeout=0.05)
+        return
+    for i in range(10):
+        await front.do(a.send, where, b"%d" % i, timeout=0.05)
+    await front.do(a.send_batch, [(where, b"batch")] * 10, timeout=0.05)
+    with pytest.raises(rdsd.TimedOut):
+        await front.do(a.flush, timeout=0.05)  # it waits for the results
+    # Slow ones leave their place to others, so that all of it is written.
+    await asyncio.to_thread(_until_sent, fake, 22)
+    assert fake.received["monitor"][-1].monitor.set_events
+    assert all(m.send.wait for m in fake.received["send"][2:5])
+
+
+def _until_sent(fake: FakeDaemon, count: int) -> None:
+    def sent() -> int:
+        return sum(len(m.send.length) for m in fake.received["send"])
+
+    with fake.changed:
+        assert fake.changed.wait_for(lambda: sent() >= count, 5), sent()
+
+
 async def test_a_silent_bind_times_out(front: Front, fake: FakeDaemon) -> None:
     fake.silent.add("bind")
     with pytest.raises(rdsd.TimedOut, match="did not answer"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Any
 
@@ -34,6 +35,7 @@ class GrpcStream:
         self._target = target
         self._core = core
         self._writable = asyncio.Event()  # something to write, or closing
+        core.sender.by_credit = True
 
     # -- as Stream has it ------------------------------------------------------
 
@@ -91,6 +93,14 @@ class GrpcStream:
                 call.cancel()
         return None
 
+    async def _news(self) -> None:
+        """Until there is something to write, or a posted batch is slow."""
+        if (again := self._core.look_again) is None:
+            await self._writable.wait()
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._writable.wait(), max(0.0, again - time.monotonic()))
+
     async def _write(self, call: Any) -> None:
         """Writes what the core has until the socket closes; the reader sees a lost stream."""
         try:
@@ -98,7 +108,7 @@ class GrpcStream:
                 self._writable.clear()
                 while (message := self._core.poll(time.monotonic())) is not None:
                     await call.write(message)
-                await self._writable.wait()
+                await self._news()
             await call.done_writing()
         except (grpc.RpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
             return

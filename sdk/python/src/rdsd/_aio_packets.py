@@ -18,6 +18,7 @@ class PacketStream:
     def __init__(self, path: str, core: SocketCore) -> None:
         self._path = path
         self._core = core
+        core.sender.by_credit = False  # results are read by callers that wait
         self._sock = new_socket()
         self._pipe = PacketPipe(self._sock)
         self._loop = asyncio.get_running_loop()

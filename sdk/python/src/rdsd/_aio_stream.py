@@ -287,6 +287,8 @@ class StreamSocket(Socket):
         job = self._open().send(items, mode, deadline)
         self._kick()
         try:
+            if job.posted:
+                await asyncio.sleep(0)  # whoever posts and posts lets the writer write
             return await self._await_sent(job, deadline)
         except BatchError:
             raise

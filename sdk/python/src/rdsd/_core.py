@@ -114,6 +114,7 @@ class Query:
     message: pb.ClientMessage
     call: Call[Any]
     repeatable: bool  # asked again on the next stream, for it changes nothing
+    after: int = 0  # concerns what was posted with lower tags: a cancel, or a flush
 
 
 class SocketCore:
@@ -162,8 +163,17 @@ class SocketCore:
             self._asking
             or self.sender.queued
             or self.inbox.owes_credit
-            or self._monitor_sent != (self.watchers.mask, self.watchers.watched)
+            or self._monitor_sent != self._monitor_wanted
         )
+
+    @property
+    def look_again(self) -> float | None:
+        """When poll is to be called without any news; None: never."""
+        return self.sender.look_again if self.state is State.OPEN else None
+
+    @property
+    def _monitor_wanted(self) -> tuple[int, bool]:
+        return (self.watchers.mask, self.watchers.watched or self.sender.credit.watching)
 
     def poll(self, now: float) -> pb.ClientMessage | None:
         """The next message to write. Answers and credit go before datagrams."""
@@ -172,17 +182,23 @@ class SocketCore:
             return self._bind()
         if self.state is not State.OPEN:
             return None
-        monitor = (self.watchers.mask, self.watchers.watched)
+        monitor = self._monitor_wanted
         if monitor != self._monitor_sent:
             self._monitor_sent = monitor
             return _monitor(*monitor)
         if (credit := self.inbox.credit_due()) is not None:
             return pb.ClientMessage(credit=pb.Credit(datagrams=credit[0], bytes=credit[1]))
-        if self._asking:
-            query = self._asking.popleft()
+        urgent = False
+        for query in self._asking:
+            if self._waits(query):
+                urgent = urgent or not _is_flush(query)
+                continue
+            self._asking.remove(query)
+            if query.after and not any(q.after for q in self._asked.values()):
+                self.sender.cancelled = 0
             self._asked[_id_of(query.message)] = query
             return query.message
-        message = self.sender.poll(self._next_id, now)
+        message = self.sender.poll(self._next_id, now, urgent=urgent)
         if message is not None:
             self._next_id += 1
         return message
@@ -198,7 +214,9 @@ class SocketCore:
         elif kind == "outcomes":
             self.sender.ledger.decided(_codec.outcome_ranges(message.outcomes))
         elif kind == "congestion":
-            self.watchers.reported(_codec.congestion_event(message.congestion))
+            event = _codec.congestion_event(message.congestion)
+            self.watchers.reported(event)
+            self.sender.congestion(event)
         elif kind == "bound":
             self._on_bound(message.bound)
         elif kind == "closing":
@@ -215,6 +233,10 @@ class SocketCore:
         cause = closing or error or make(DaemonUnavailable, "the daemon ended the stream")
         self._bind_due = False
         self._monitor_sent = None
+        for query in list(self._asking):
+            if _is_flush(query) and self.sender.unanswered_before(query.after):
+                self._asking.remove(query)
+                query.call.fail(make(DaemonUnavailable, f"{RESTARTED} before it answered"))
         self.sender.lost()
         self._requeue_asked()
         if was_open:
@@ -249,7 +271,7 @@ class SocketCore:
 
     def cancel_sent_to(self, dst: Address) -> Query:
         message = pb.ClientMessage(cancel=pb.Cancel(destination=_codec.endpoint(dst)))
-        return self._ask(message, repeatable=False)
+        return self._ask(message, repeatable=False, after=self.sender.next_tag)
 
     def take_back(self, dst: Address) -> None:
         """A request gave up: cancel_sent_to that nobody waits for.
@@ -262,7 +284,8 @@ class SocketCore:
 
     def flush(self, timeout: float | None) -> Query:
         ns = 0 if timeout is None else max(1, int(timeout * 1e9))
-        return self._ask(pb.ClientMessage(flush=pb.Flush(timeout_ns=ns)), repeatable=False)
+        message = pb.ClientMessage(flush=pb.Flush(timeout_ns=ns))
+        return self._ask(message, repeatable=False, after=self.sender.next_tag)
 
     def congested(self, dst: Address) -> Query:
         message = pb.ClientMessage(congested=pb.CongestedQuery(destination=_codec.endpoint(dst)))
@@ -322,19 +345,30 @@ class SocketCore:
         elif answer.errno:
             query.call.fail(_refusal(answer))
         elif isinstance(answer, pb.CancelResult):
-            query.call.finish(CancelResult(answer.cancelled, answer.in_flight))
+            # The daemon does not count what it had not accepted; it has told of that before.
+            cancelled, self.sender.cancelled = answer.cancelled + self.sender.cancelled, 0
+            query.call.finish(CancelResult(cancelled, answer.in_flight))
         elif isinstance(answer, pb.CongestedResult):
             query.call.finish(answer.congested)
         else:
             query.call.finish(None)
 
-    def _ask(self, message: pb.ClientMessage, *, repeatable: bool) -> Query:
+    def _waits(self, query: Query) -> bool:
+        """A cancel goes behind what was posted before it, a flush behind its results: the
+        daemon's answer is about what the daemon has accepted."""
+        if not query.after:
+            return False
+        if _is_flush(query):
+            return self.sender.posted_before(query.after)
+        return self.sender.queued_before(query.after)
+
+    def _ask(self, message: pb.ClientMessage, *, repeatable: bool, after: int = 0) -> Query:
         if self.error is not None:
             raise fresh(self.error)
         body = getattr(message, message.WhichOneof("body") or "")
         body.id = self._next_id
         self._next_id += 1
-        query = Query(message, Call[Any](), repeatable)
+        query = Query(message, Call[Any](), repeatable, after)
         self._asking.append(query)
         return query
 
@@ -383,6 +417,10 @@ def _monitor(mask: int, watched: bool) -> pb.ClientMessage:
 def _id_of(message: pb.ClientMessage) -> int:
     body = getattr(message, message.WhichOneof("body") or "")
     return int(body.id)
+
+
+def _is_flush(query: Query) -> bool:
+    return query.message.WhichOneof("body") == "flush"
 
 
 def _refusal(answer: pb.FlushResult | pb.CancelResult | pb.CongestedResult) -> RdsError:

@@ -30,6 +30,7 @@ class SendJob:
     call: Call[range] = field(default_factory=Call)
     position: int = 0  # datagrams before it have left or are refused
     outstanding: bool = False  # a batch has no result yet
+    posted: bool = False  # accepted by credit: the call is done
     errors: list[tuple[int, RdsError]] = field(default_factory=list)
 
     @property
@@ -45,6 +46,11 @@ class SendJob:
     def size(self) -> int:
         """Payload bytes of the next datagram."""
         return len(self.items[self.position][1])
+
+    @property
+    def rest(self) -> int:
+        """Payload bytes of all that has not left."""
+        return sum([len(payload) for _, payload in self.items[self.position :]])
 
     def refuse(self, start: int, end: int, error: RdsError) -> None:
         self.errors.extend((i, error) for i in range(start, end))
@@ -88,6 +94,10 @@ class Batch:
     parts: list[Part]
     size: int  # payload bytes
     waits: bool
+    posted: bool = False  # waits at the daemon, and no call for it
+    watched: bool = False  # the daemon told of congestion when it left
+    slow: bool = False  # posted, and leaves its place to others
+    left: float = 0.0  # when, with posted
 
     @property
     def first_tag(self) -> int:

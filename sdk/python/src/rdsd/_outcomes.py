@@ -51,6 +51,12 @@ class Ledger:
         if self.queue.items:
             self.queue.ready.signal()
 
+    def never_left(self, first: int, end: int, reason: str) -> None:
+        """Accepted here, and not handed to the daemon before the socket was closed."""
+        if self.wanted:
+            self._report(first, end, OutcomeKind.CANCELLED, reason)
+            self.queue.ready.signal()
+
     def lost(self, reason: str) -> None:
         """The daemon is gone, and what it knew."""
         self.decided([(s, e, OutcomeKind.UNKNOWN, reason) for s, e in self._undecided.ranges()])

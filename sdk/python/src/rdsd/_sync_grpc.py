@@ -37,6 +37,7 @@ class GrpcStream:
         self._core = core
         self._changed = changed
         self._stopped = False
+        core.sender.by_credit = True  # results are read by the socket's thread in any case
         self._call: Any = None
 
     # -- as Stream has it ------------------------------------------------------
@@ -92,5 +93,6 @@ class GrpcStream:
                 message = self._core.poll(time.monotonic())
                 if message is not None:
                     return message
-                self._changed.wait()
+                again = self._core.look_again
+                self._changed.wait(None if again is None else max(0.0, again - time.monotonic()))
         raise StopIteration

@@ -36,6 +36,7 @@ class PacketStream:
     def __init__(self, path: str, core: SocketCore, changed: threading.Condition) -> None:
         self._path = path
         self._core = core
+        core.sender.by_credit = False  # results are read by callers that wait
         self._changed = changed  # its lock guards everything here
         self._sock = new_socket()
         self._pipe: PacketPipe | None = None  # None: not connected

@@ -56,7 +56,8 @@ class Watchers:
     def reported(self, event: CongestionEvent) -> None:
         for change in event.changes:
             if change.congested:
-                self.refused(change.addr)
+                if self._queues:  # else the daemon told it to the sending half
+                    self.refused(change.addr)
             elif change.addr in self._congested:
                 del self._congested[change.addr]
                 if not self._queues:
