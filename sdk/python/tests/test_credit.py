@@ -59,9 +59,9 @@ class Wire:
         assert job.call.result() == job.tags
         return job
 
-    def poll(self, now: float = 0.0, *, urgent: bool = False) -> pb.SendBatch | None:
+    def poll(self, now: float = 0.0) -> pb.SendBatch | None:
         self.next_id += 1
-        message = self.sender.poll(self.next_id, now, urgent=urgent)
+        message = self.sender.poll(self.next_id, now)
         return None if message is None else message.send
 
     def must_poll(self, now: float = 0.0) -> pb.SendBatch:
@@ -372,6 +372,20 @@ def test_flush_and_cancel_go_behind_posts() -> None:
     assert asked.WhichOneof("body") == "flush"
     c.receive(pb.ServerMessage(flush_result=pb.FlushResult(id=asked.flush.id)))
     assert flush.call.done
+
+
+def test_a_cancel_ends_nothing_that_was_sent_behind_it() -> None:
+    c, _ = core()
+    c.take_back(A)  # nobody waits for it
+    behind = c.send([(A, b"behind")], Mode.FIRST_TRY, None)
+    assert behind.posted
+    rest, asked, more = c.poll(0.0), c.poll(0.0), c.poll(1.0)
+    assert rest is not None
+    assert rest.send.payload == b"23"
+    assert asked is not None
+    assert asked.WhichOneof("body") == "cancel"
+    assert more is not None
+    assert more.send.payload == b"behind"
 
 
 def test_a_flush_does_not_outlive_what_it_waits_for() -> None:

@@ -188,17 +188,18 @@ class SocketCore:
             return _monitor(*monitor)
         if (credit := self.inbox.credit_due()) is not None:
             return pb.ClientMessage(credit=pb.Credit(datagrams=credit[0], bytes=credit[1]))
-        urgent = False
+        before = 0
         for query in self._asking:
             if self._waits(query):
-                urgent = urgent or not _is_flush(query)
+                if not _is_flush(query):
+                    before = min(before or query.after, query.after)
                 continue
             self._asking.remove(query)
             if query.after and not any(q.after for q in self._asked.values()):
                 self.sender.cancelled = 0
             self._asked[_id_of(query.message)] = query
             return query.message
-        message = self.sender.poll(self._next_id, now, urgent=urgent)
+        message = self.sender.poll(self._next_id, now, before=before)
         if message is not None:
             self._next_id += 1
         return message

@@ -111,12 +111,18 @@ class Sender:
             self._post_or_wait(job)
         return job
 
-    def poll(self, batch_id: int, now: float, *, urgent: bool = False) -> pb.ClientMessage | None:
-        """The next SendBatch the window allows; urgent: posted ones as far as it goes."""
-        if self.ledger.full and not urgent:
+    def poll(self, batch_id: int, now: float, *, before: int = 0) -> pb.ClientMessage | None:
+        """The next SendBatch the window allows.
+
+        before, when not 0, is the tag that a cancel goes before: what was posted with lower
+        tags goes as far as the window does, and nothing else, for the cancel would end it.
+        """
+        if before:
+            return self._poll(self._trying, batch_id, now, before)
+        if self.ledger.full:
             return None
         self._look(now)
-        if not (self._trying and self._held(self._trying[0], urgent=urgent)):
+        if not (self._trying and self._held(self._trying[0])):
             message = self._poll(self._trying, batch_id, now)
             if message is not None:
                 return message
@@ -286,9 +292,9 @@ class Sender:
                 return
             self._late.popleft()
 
-    def _held(self, job: SendJob, *, urgent: bool = False) -> bool:
+    def _held(self, job: SendJob) -> bool:
         """Whether a posted job waits for results, so that others gather behind it."""
-        if urgent or not job.posted:
+        if not job.posted:
             return False
         posted = [b for b in self._batches.values() if b.posted]
         fast = sum(not b.slow for b in posted)
@@ -315,9 +321,13 @@ class Sender:
             self.credit.forget({addr for addr, _ in part.items})
         self.ledger.decided([(part.first_tag, part.first_tag + part.count, kind, reason)])
 
-    def _poll(self, jobs: deque[SendJob], batch_id: int, now: float) -> pb.ClientMessage | None:
+    def _poll(
+        self, jobs: deque[SendJob], batch_id: int, now: float, before: int = 0
+    ) -> pb.ClientMessage | None:
         while jobs:
             job = jobs[0]
+            if before and job.first_tag >= before:
+                return None
             if self._hopeless(job, now):
                 jobs.popleft()
                 job.settle()
@@ -329,7 +339,7 @@ class Sender:
             if not batch.posted or batch.count == len(job.items) - job.position:
                 jobs.popleft()
             if batch.posted:
-                self._gather_posted(batch, jobs)
+                self._gather_posted(batch, jobs, before)
             elif len(job.items) == 1 and not batch.waits:
                 self._gather(batch, jobs, now)
             return self._encode(batch_id, batch, now)
@@ -391,7 +401,7 @@ class Sender:
             count += 1
         return Batch([Part(job, job.position, count)], size, waits, job.posted) if count else None
 
-    def _gather_posted(self, batch: Batch, jobs: deque[SendJob]) -> None:
+    def _gather_posted(self, batch: Batch, jobs: deque[SendJob], before: int) -> None:
         """Adds the posted jobs that follow, each as a whole, as far as their tags do."""
         first = batch.parts[0]
         count = first.count
@@ -400,6 +410,8 @@ class Sender:
             return
         while jobs and jobs[0].posted and jobs[0].first_tag == next_tag and not jobs[0].position:
             job = jobs[0]
+            if before and job.first_tag >= before:
+                return
             size = batch.size + job.rest
             if count + len(job.items) > BATCH_DATAGRAMS or size > GATHER_BYTES:
                 return
