@@ -45,6 +45,9 @@ type measured struct {
 
 // program adds one; run returns a rate.
 func (m *measured) program(name string, run func() float64) {
+	if !chosen(m.t, name) {
+		return
+	}
 	if m.run == nil {
 		m.run, m.samples, m.idle = map[string]func() float64{}, map[string][]float64{}, map[string]float64{}
 	}
@@ -57,7 +60,7 @@ func (m *measured) passes() {
 	for range *benchPasses {
 		for _, name := range m.names {
 			before := idleSeconds(m.t)
-			m.samples[name] = append(m.samples[name], m.run[name]())
+			m.samples[name] = append(m.samples[name], m.profiled(name, m.run[name]))
 			m.idle[name] += idleSeconds(m.t) - before
 		}
 	}
@@ -93,6 +96,9 @@ func (m *measured) say(line string) { fmt.Println("bench:", line) }
 
 // row prints a line of it. A bar of 0 is none.
 func (m *measured) row(name, what, ours, base string, bar float64) {
+	if len(m.samples[ours]) == 0 || len(m.samples[base]) == 0 {
+		return // not chosen
+	}
 	var ratio []float64
 	for i, v := range m.samples[ours] {
 		ratio = append(ratio, v/m.samples[base][i])

@@ -27,6 +27,7 @@ func optionsOf(t *testing.T, fd int) map[string]int {
 		"TCP_KEEPIDLE": {unix.IPPROTO_TCP, unix.TCP_KEEPIDLE}, "TCP_KEEPINTVL": {unix.IPPROTO_TCP, unix.TCP_KEEPINTVL},
 		"TCP_KEEPCNT": {unix.IPPROTO_TCP, unix.TCP_KEEPCNT}, "TCP_USER_TIMEOUT": {unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT},
 		"SO_SNDBUF": {unix.SOL_SOCKET, unix.SO_SNDBUF}, "SO_RCVBUF": {unix.SOL_SOCKET, unix.SO_RCVBUF},
+		"TCP_WINDOW_CLAMP": {unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP},
 	} {
 		v, err := unix.GetsockoptInt(fd, o[0], o[1])
 		if err != nil {
@@ -51,10 +52,10 @@ func TestSocketOptions(t *testing.T) {
 				t.Errorf("%s: %s is %d, want %d", what, name, got[name], want)
 			}
 		}
-		// The kernel doubles what it is asked for.
-		isBounded := got["SO_SNDBUF"] == 2*96<<10 && got["SO_RCVBUF"] == 2*128<<10
+		// The kernel doubles what it is asked for. The window follows only if it is told to.
+		isBounded := got["SO_SNDBUF"] == 2*96<<10 && got["SO_RCVBUF"] == 2*128<<10 && got["TCP_WINDOW_CLAMP"] == 128<<10
 		if want := fd == descriptor(&x[0].l.socket) || fd == descriptor(&y[0].l.socket); isBounded != want {
-			t.Errorf("%s: buffers of %d and %d bytes", what, got["SO_SNDBUF"], got["SO_RCVBUF"])
+			t.Errorf("%s: buffers of %d and %d bytes, a window of %d", what, got["SO_SNDBUF"], got["SO_RCVBUF"], got["TCP_WINDOW_CLAMP"])
 		}
 		if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil {
 			t.Error(err)

@@ -34,8 +34,16 @@ func setOptions(fd, buffer int) error {
 	}
 	// Bytes on their way to a reader that has no turn yet must not stop the sender. With
 	// equal buffers of 96 KiB 1 MiB datagrams were a fifth slower.
-	for _, o := range []struct{ name, value int }{{unix.SO_SNDBUF, buffer}, {unix.SO_RCVBUF, buffer + buffer/3}} {
-		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, o.name, o.value); err != nil {
+	for _, o := range []struct{ level, name, value int }{
+		{unix.SOL_SOCKET, unix.SO_SNDBUF, buffer},
+		{unix.SOL_SOCKET, unix.SO_RCVBUF, buffer + buffer/3},
+		// The window's limit was fixed with the connection, for the buffer that it had then: 64,088
+		// bytes by Linux's defaults, less than a datagram of 64 KiB with its header, whose end
+		// would wait until the receiver has read the rest and said so. Kernels from 6.6 on set it
+		// anew with what arrives.
+		{unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP, buffer + buffer/3},
+	} {
+		if err := unix.SetsockoptInt(fd, o.level, o.name, o.value); err != nil {
 			return os.NewSyscallError("setsockopt", err)
 		}
 	}
