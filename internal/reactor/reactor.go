@@ -22,7 +22,7 @@ const DefaultSpin = 50 * time.Microsecond
 // Options of a reactor.
 type Options struct {
 	// SpinFor is how long to look for work, yielding, before sleeping. 0 means
-	// DefaultSpin; negative: sleep at once.
+	// DefaultSpin; negative, or a single processor: sleep at once.
 	SpinFor time.Duration
 	// CPU is the processor the thread is bound to; -1: none in particular.
 	CPU int
@@ -88,7 +88,7 @@ func New(o Options) (*Reactor, error) {
 		return nil, fmt.Errorf("reactor: the name %q has more than 15 bytes", o.Name)
 	}
 	r := &Reactor{done: make(chan struct{})}
-	r.spin.init(o.SpinFor)
+	r.spin.init(spinFor(o.SpinFor, runtime.NumCPU()))
 	r.hot.init()
 	r.rest.opt = o
 	r.timers.next.Store(int64(never))

@@ -48,6 +48,17 @@ const (
 	maxPenalty = 1024
 )
 
+// spinFor is how long to yield on a machine of so many processors, of what Options asks for.
+// On one alone nothing can come while somebody looks: whoever is to bring it gets the
+// processor, by a yield or by a sleep, and yields only make each of those that look take its
+// turn between any two steps of a round trip.
+func spinFor(asked time.Duration, processors int) time.Duration {
+	if processors == 1 {
+		return -1
+	}
+	return asked
+}
+
 func (s *spin) init(d time.Duration) {
 	if d == 0 {
 		d = DefaultSpin

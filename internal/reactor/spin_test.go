@@ -5,6 +5,21 @@ import (
 	"time"
 )
 
+// TestSpinFor: with one processor nothing can come while it is looked for.
+func TestSpinFor(t *testing.T) {
+	for _, asked := range []time.Duration{-1, 0, DefaultSpin} {
+		var s spin
+		s.init(spinFor(asked, 1))
+		s.found()
+		if s.slept(time.Microsecond); s.budget != 0 {
+			t.Errorf("%v, one processor: a spin of %v", asked, s.budget)
+		}
+		if got := spinFor(asked, 2); got != asked {
+			t.Errorf("%v, two processors: %v", asked, got)
+		}
+	}
+}
+
 // TestSpinAdapts plays kinds of traffic to the governor: what comes is told by
 // the gaps between pieces of work.
 func TestSpinAdapts(t *testing.T) {

@@ -81,7 +81,7 @@ const (
 // Reactor is the threads that move datagrams between rings, sockets and peers.
 type Reactor struct {
 	Threads int      `toml:"threads" usage:"threads that serve links and rings; 0: one, from five processors on two" want:"0 to 64; with reactor.cpus 0, or as many as there are processors in it"`
-	Spin    Duration `toml:"spin" usage:"how long an idle thread looks for work, yielding, before it sleeps; 0s: not at all" want:"a duration such as \"50us\", 0s to 10ms"`
+	Spin    Duration `toml:"spin" usage:"how long an idle thread looks for work, yielding, before it sleeps; 0s: not at all, nor with one processor alone" want:"a duration such as \"50us\", 0s to 10ms"`
 	CPUs    []int    `toml:"cpus" usage:"processors the threads are bound to, one each; empty: any" want:"a list of processor numbers such as [2, 3], one for each of reactor.threads"`
 }
 

@@ -119,8 +119,8 @@ const (
 
 // WithSpin sets how long a call that waits keeps looking (giving the core to
 // others that want it) before it sleeps, over rings. Being woken up takes tens of
-// microseconds, looking costs processor time. Default 50 µs; 0 sleeps at once; at
-// most 10 ms.
+// microseconds, looking costs processor time. Default 50 µs; 0 sleeps at once, as
+// every call does with one processor alone; at most 10 ms.
 func WithSpin(d time.Duration) BindOption {
 	return func(c *bindConfig) { c.spin = min(max(d, 0), maxSpin) }
 }

@@ -226,10 +226,14 @@ const pollEvery = 200 * time.Microsecond
 // cores from the threads they wait for.
 var spinners atomic.Int32
 
+// oneProcessor is set where the daemon can do nothing while a call looks: both a yield and a
+// sleep give it the processor, and after a yield each that looks has its turn first.
+var oneProcessor = runtime.NumCPU() == 1
+
 // spin looks until something is there or the socket's share of time is used up.
 func (w *waiter) spin(done <-chan struct{}) bool {
 	budget := w.r.waiters.budget(w.r.cfg.spin)
-	if budget == 0 {
+	if budget == 0 || oneProcessor {
 		return false
 	}
 	defer spinners.Add(-1)

@@ -142,7 +142,7 @@ typedef struct rdsd_bind_options {
 	uint32_t flags;
 	uint32_t zero;
 	int64_t timeout;      /* ns rdsd_bind waits for the daemon's answer; 0: 10 s */
-	int64_t spin;         /* ns a wait yields before it sleeps; 0: 50,000; below 0: sleep at once */
+	int64_t spin;         /* ns a wait yields before it sleeps; 0: 50,000; below 0, or with one processor: sleep at once */
 } rdsd_bind_options;
 
 #define RDSD_BIND_OPTIONS_INIT {sizeof(rdsd_bind_options), 0, 0, NULL, 0, 0, 0, 0}

@@ -9,6 +9,7 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -221,6 +222,15 @@ static int options(const rdsd_bind_options *opt, rdsd_bind_options *o)
 	return 0;
 }
 
+/* Where the daemon can do nothing while a wait looks, a yield and a sleep both give it the processor, and after a yield each
+ * that looks has its turn first. */
+static bool one_processor(void)
+{
+	cpu_set_t set;
+
+	return !sched_getaffinity(0, sizeof set, &set) && CPU_COUNT(&set) == 1;
+}
+
 int rdsd_bind(rdsd_client *client, const rdsd_addr *local, const rdsd_bind_options *opt, rdsd_socket **sock)
 {
 	rdsd_bind_options o;
@@ -243,7 +253,7 @@ int rdsdi_bind(rdsd_client *client, const rdsd_addr *local, const rdsd_bind_opti
 	s->process = rdsdi_process;
 	s->flags = o->flags;
 	s->replies = s->owned = replies;
-	s->spin = o->spin;
+	s->spin = one_processor() ? -1 : o->spin;
 	s->local = *local;
 	s->want_send = o->send_buffer;
 	s->want_recv = o->recv_buffer;
