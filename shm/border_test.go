@@ -121,36 +121,6 @@ func TestHeaderOverAnother(t *testing.T) {
 	}
 }
 
-// TestAllocated: what a region takes is what its two ends have touched, and is not told when
-// its files are closed.
-func TestAllocated(t *testing.T) {
-	r, err := Create(testSpec())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
-	page := uint64(4096)
-	if n := r.Allocated(); n != 0 {
-		t.Fatalf("%d bytes before anybody has touched it", n)
-	}
-	r.SendArena()[0] = 1
-	if n := r.Allocated(); n != page {
-		t.Errorf("%d bytes; the client has touched a page", n)
-	}
-	r.RecvArena()[0], r.RecvArena()[page] = 1, 1
-	if n := r.Allocated(); n != 3*page {
-		t.Errorf("%d bytes; the ends have touched three pages", n)
-	}
-	r.Disown()
-	if n := r.Allocated(); n != page {
-		t.Errorf("%d bytes; of the daemon's part there is no descriptor", n)
-	}
-	r.Close()
-	if n := r.Allocated(); n != 0 {
-		t.Errorf("%d bytes of a region that is closed", n)
-	}
-}
-
 // TestLedgerInMemory: which file systems keep a ledger in memory alone.
 func TestLedgerInMemory(t *testing.T) {
 	for magic, want := range map[uint32]bool{unix.TMPFS_MAGIC: true, unix.RAMFS_MAGIC: true, unix.HUGETLBFS_MAGIC: true, unix.EXT4_SUPER_MAGIC: false, unix.OVERLAYFS_SUPER_MAGIC: false, 0: false} {

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rdsd/rdsd/internal/toll"
+	"github.com/rdsd/rdsd/internal/unixsock"
 )
 
 // Doorbells wake a side that sleeps (docs/shm.md, "Waiting"). The two directions
@@ -18,6 +19,11 @@ import (
 // clear its O_NONBLOCK and fill its counter; a thread that writes or reads it then blocks.
 // The daemon does neither: it watches the eventfd edge-triggered, where every write is an
 // event, and nothing has to be cleared.
+//
+// A client that sends a byte instead of writing to an eventfd rings the other end of its Alarm,
+// and has no Bell (NewDoorbell). What it sends stands in a queue of its own; the daemon takes it
+// out now and then without waiting, each byte is an event of its own, and a client that finds
+// the queue full has rung. It must pass no descriptors there: the last close of one may take as long as its owner likes.
 //
 // Alarm, daemon to client, is a pair of connected sockets. The daemon's end is an open file of
 // its own, each send says itself that it must not block, and the kernel holds no lock meanwhile
@@ -39,10 +45,13 @@ func NewBell() (int, error) {
 	return fd, nil
 }
 
-// Ring wakes the daemon. It is for clients; a bell that cannot count further
-// has rung already.
+// Ring wakes the daemon. It is for clients. bell is an eventfd, or the client's end of a
+// doorbell; one that takes no more has rung already.
 func Ring(bell int) {
-	unix.RawSyscall(unix.SYS_WRITE, uintptr(bell), uintptr(unsafe.Pointer(&one)), 8)
+	_, _, e := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(bell), uintptr(unsafe.Pointer(&one)), 1, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
+	if e == unix.ENOTSOCK {
+		unix.RawSyscall(unix.SYS_WRITE, uintptr(bell), uintptr(unsafe.Pointer(&one)), 8)
+	}
 }
 
 // Alarm is the daemon's end of a client's doorbell. Ring and Close may be called at the
@@ -53,7 +62,10 @@ type Alarm struct {
 	Costly func(error)
 
 	fd      int
+	hears   bool   // NewDoorbell made it
+	heard   uint32 // times that Hear was called; its caller's
 	toll    toll.Toll
+	muted   atomic.Bool
 	closed  atomic.Bool
 	ringers atomic.Int32 // calls of Ring under way; below 0: closed
 }
@@ -64,16 +76,36 @@ const alarmClosed = -1 << 30
 // NewAlarm makes a client's doorbell. client is the end for the client, which
 // the caller closes when the client has it.
 func NewAlarm() (a *Alarm, client int, err error) {
+	a, client, err = newDoorbell()
+	if err != nil {
+		return nil, -1, err
+	}
+	// Nothing can come in at the daemon's end, above all no descriptors.
+	if err = unix.Shutdown(a.fd, unix.SHUT_RD); err != nil {
+		unix.Close(a.fd)
+		unix.Close(client)
+		return nil, -1, fmt.Errorf("shm: a doorbell: %w", err)
+	}
+	return a, client, nil
+}
+
+// NewDoorbell makes an alarm that the client rings as well, by Ring on its end: the daemon
+// watches FD with EPOLLIN and EPOLLET, and calls Hear.
+func NewDoorbell() (a *Alarm, client int, err error) {
+	if a, client, err = newDoorbell(); err == nil {
+		a.hears = true
+		unixsock.RefuseRights(a.fd) // where the kernel knows how to
+	}
+	return a, client, err
+}
+
+func newDoorbell() (a *Alarm, client int, err error) {
 	p, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return nil, -1, fmt.Errorf("shm: socketpair: %w", err)
 	}
-	// Nothing can come in at the daemon's end, above all no descriptors; and only a handful
-	// of rings that the client does not take is kept.
-	err = unix.Shutdown(p[0], unix.SHUT_RD)
-	if err == nil {
-		err = unix.SetsockoptInt(p[0], unix.SOL_SOCKET, unix.SO_SNDBUF, 1) // becomes the least there is
-	}
+	// Only a handful of rings that the client does not take is kept.
+	err = unix.SetsockoptInt(p[0], unix.SOL_SOCKET, unix.SO_SNDBUF, 1) // becomes the least there is
 	if err != nil {
 		unix.Close(p[0])
 		unix.Close(p[1])
@@ -98,16 +130,83 @@ func (a *Alarm) Ring() {
 	}
 }
 
-// Close closes the alarm once no Ring is under way any more; later ones do
-// nothing. Nor does a second Close, or that of a nil alarm.
-func (a *Alarm) Close() {
-	if a == nil || a.closed.Swap(true) {
+// FD is the daemon's end.
+func (a *Alarm) FD() int { return a.fd }
+
+// Hears reports whether the client rings here.
+func (a *Alarm) Hears() bool { return a.hears }
+
+const (
+	// hearEvery is after how many events the daemon takes out what the client has sent. A client
+	// rings once for each time that the daemon sleeps, so there are few; its queue has room for
+	// more than a hundred.
+	hearEvery = 16
+	// hearMost bounds what is taken out at once, in pieces; the rest does no harm.
+	hearMost = 64
+)
+
+// Hear follows an event of FD: the client has rung. It does not wait. An error ends the
+// client: EBADMSG, it has passed a descriptor; or it was too costly to hear.
+func (a *Alarm) Hear() error {
+	if a.heard++; a.heard%hearEvery != 0 {
+		return nil
+	}
+	var b [4096]byte
+	m := a.toll.Begin()
+	taken, rights := 0, false
+	for range hearMost {
+		// A look first, which brings no descriptor and says if there is one (see checkRights);
+		// then as many bytes as were seen.
+		n, _, flags, _, err := unix.Recvmsg(a.fd, b[:], nil, unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		if err != nil || n == 0 { // EAGAIN, or the client is gone
+			break
+		}
+		if rights = flags&unix.MSG_CTRUNC != 0; rights {
+			break
+		}
+		if n, _, err = unix.Recvfrom(a.fd, b[:n], unix.MSG_DONTWAIT); err != nil {
+			break
+		}
+		if taken += n; n < len(b) {
+			break
+		}
+	}
+	if err := a.toll.End(m, taken); err != nil {
+		return err
+	}
+	if rights {
+		return badMsg("a doorbell brought descriptors, which nobody asked for")
+	}
+	return nil
+}
+
+// LetGo reports whether no process has the client's end any more.
+func (a *Alarm) LetGo() bool {
+	fds := []unix.PollFd{{Fd: int32(a.fd)}}
+	n, err := unix.Poll(fds, 0)
+	return err == nil && n == 1 && fds[0].Revents&unix.POLLHUP != 0
+}
+
+// Mute ends the rings once none is under way any more: later ones do nothing, and what the
+// client hears is the end. Nor does a second Mute do anything, or that of a nil alarm.
+func (a *Alarm) Mute() {
+	if a == nil || a.muted.Swap(true) {
 		return
 	}
 	a.ringers.Add(alarmClosed)
 	for a.ringers.Load() != alarmClosed {
 		runtime.Gosched()
 	}
+	_ = unix.Shutdown(a.fd, unix.SHUT_WR) // fails when the client has gone before
+}
+
+// Close mutes the alarm and closes it, which may take as long as whoever has passed a
+// descriptor likes if it Hears. Nor does a second Close do anything, or that of a nil alarm.
+func (a *Alarm) Close() {
+	if a == nil || a.closed.Swap(true) {
+		return
+	}
+	a.Mute()
 	unix.Close(a.fd)
 }
 

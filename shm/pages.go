@@ -3,6 +3,8 @@ package shm
 import (
 	"math/bits"
 	"os"
+	"sync/atomic"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -86,11 +88,12 @@ type pageSide struct {
 	known   pageSet // of the client's part: they have been touched
 	asked   span    // of the client's part: whether it has been touched is being found out (Unsure)
 	asking  uint8
-	payer   Payer   // nil: pages are not paid for
-	mine    pageSet // of the daemon's part, and paid for
-	paid    int     // bytes
-	leaving span    // of the daemon's part: pages that are being given back
-	lacked  bool    // something could not be paid for
+	used    atomic.Int64 // bytes of pages in known and mine
+	payer   Payer        // nil: pages are not paid for
+	mine    pageSet      // of the daemon's part, and paid for
+	paid    int          // bytes
+	leaving span         // of the daemon's part: pages that are being given back
+	lacked  bool         // something could not be paid for
 }
 
 // span is a range of a region, in bytes.
@@ -118,21 +121,28 @@ func (h *Host) clientHas(off, n uint64) bool {
 	if lo > hi {
 		return true
 	}
-	if h.r.FD < 0 { // memory of this process's own
-		return true
-	}
 	if h.asking != askNothing {
 		return false
 	}
 	off, n = lo<<pageShift, (hi-lo+1)<<pageShift
 	if h.r.resident(off, n) {
-		h.known.add(lo, hi)
+		h.knows(lo, hi)
 		return true
 	}
 	h.asking, h.asked = askWanted, span{off, n}
 	h.refresh()
 	return false
 }
+
+// knows notes pages that the client has touched.
+func (h *Host) knows(lo, hi uint64) {
+	h.used.Add(int64(h.known.missing(lo, hi)) << pageShift)
+	h.known.add(lo, hi)
+}
+
+// Used is how much of the region is in use as far as this end has seen, in bytes. It may be
+// called without the owner's lock.
+func (h *Host) Used() uint64 { return uint64(h.used.Load()) }
 
 // Unsure tells the owner, once, of memory that the client has not touched, or that the kernel
 // has moved elsewhere: the owner calls Region.Written where that may block, and then Sure.
@@ -153,7 +163,7 @@ func (h *Host) Sure(written bool) {
 	h.asking = askNothing
 	lo := h.asked.off >> pageShift
 	if written {
-		h.known.add(lo, lo+h.asked.n>>pageShift-1)
+		h.knows(lo, lo+h.asked.n>>pageShift-1)
 	} else if !h.dead {
 		h.hostile("it points to %d bytes at %#x that it has never touched", h.asked.n, h.asked.off)
 	}
@@ -177,22 +187,29 @@ func (r *Region) resident(off, n uint64) bool {
 	return true
 }
 
-// Written reports whether the client's part has memory at off, n bytes of it, in memory or
-// swapped out. It may wait for a process that changes the file, so a reactor must not call
-// it. An error is for want of a descriptor; the caller tries again.
-func (r *Region) Written(off, n uint64) (bool, error) {
-	r.files.Lock()
-	fd, err := unix.FcntlInt(uintptr(r.FD), unix.F_DUPFD_CLOEXEC, 0) // the other may be closed meanwhile
-	r.files.Unlock()
-	switch {
-	case err == unix.EMFILE || err == unix.ENFILE:
-		return false, err
-	case err != nil: // it has been closed
-		return false, nil
+// Written reports whether the client's part has memory at off, n bytes of it. What is swapped
+// out it has read in, which takes a while: where there is swap (Swaps), a caller that is told no
+// asks again a few times. It may wait, so a reactor must not call it.
+func (r *Region) Written(off, n uint64) bool {
+	r.mapping.Lock()
+	defer r.mapping.Unlock()
+	n = (n + pageBytes - 1) &^ (pageBytes - 1)
+	if r.mem == nil || r.private {
+		return false
 	}
-	defer unix.Close(fd)
-	hole, err := unix.Seek(fd, int64(off), unix.SEEK_HOLE)
-	return err == nil && uint64(hole) >= off+n, nil
+	if r.resident(off, n) {
+		return true
+	}
+	// Of shared memory it reads in what is swapped out, and makes no page where there is none
+	// (mm/madvise.c, madvise_willneed); mincore tells when it has come.
+	_ = unix.Madvise(r.mem[off:off+n], unix.MADV_WILLNEED)
+	return r.resident(off, n)
+}
+
+// Swaps reports whether this system has memory to swap out to.
+func Swaps() bool {
+	var s unix.Sysinfo_t
+	return unix.Sysinfo(&s) != nil || s.Totalswap != 0
 }
 
 // afford pays for the pages of the daemon's part at off, n bytes of it, that this end has
@@ -218,6 +235,7 @@ func (h *Host) afford(off, n uint64) bool {
 		return false
 	}
 	h.paid += k
+	h.used.Add(int64(k))
 	h.mine.add(lo, hi)
 	return true
 }
@@ -376,6 +394,7 @@ func (h *Host) Restore(s Spared) (bytes int) {
 	}
 	bytes = s.pages << pageShift
 	h.paid -= bytes
+	h.used.Add(int64(-bytes))
 	h.payer.Give(bytes)
 	return bytes
 }
@@ -392,17 +411,57 @@ func (h *Host) PaidOff() {
 func (r *Region) Remove(s Spared) error {
 	r.mapping.Lock()
 	defer r.mapping.Unlock()
-	if r.mem == nil || r.private {
+	if r.mem == nil || r.private && !r.held {
 		return nil
 	}
 	return unix.Madvise(r.mem[r.DaemonOff+s.off:][:s.n], unix.MADV_REMOVE)
 }
 
-// Disown closes the daemon's part here, even if other processes have it.
+// Hold has the daemon's part stay mapped here when the region is closed, with what the client
+// may read there still, until Drop.
+func (r *Region) Hold() {
+	r.mapping.Lock()
+	defer r.mapping.Unlock()
+	r.held = true
+}
+
+// Drop frees all pages of the daemon's part, whoever else has it mapped, and unmaps it if the
+// region is held and closed, or when it is. It may take long.
+func (r *Region) Drop() {
+	r.mapping.Lock()
+	defer r.mapping.Unlock()
+	r.dropped = true
+	switch {
+	case r.rest != nil:
+		r.dropRest()
+	case r.mem != nil && (!r.private || r.held):
+		_ = unix.Madvise(r.mem[r.DaemonOff:], unix.MADV_REMOVE)
+	}
+}
+
+// dropRest frees and unmaps what is left of a region that is closed.
+func (r *Region) dropRest() {
+	if r.rest == nil {
+		return
+	}
+	_ = unix.Madvise(r.rest, unix.MADV_REMOVE) // the range is mapped to write, and not sealed
+	_ = unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(r.rest)), uintptr(len(r.rest)))
+	r.rest = nil
+}
+
+// Disown closes the daemon's part here, even if other processes have it, and leaves its pages
+// to them.
 func (r *Region) Disown() {
 	r.files.Lock()
-	defer r.files.Unlock()
 	closeOnce(&r.ownFD)
+	r.files.Unlock()
+	r.mapping.Lock()
+	defer r.mapping.Unlock()
+	r.held = false
+	if r.rest != nil {
+		_ = unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(r.rest)), uintptr(len(r.rest)))
+		r.rest = nil
+	}
 }
 
 // Abandoned reports whether no other process has the daemon's part any more, mapped or as a

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -115,7 +116,7 @@ func TestNothingIsTouchedForAClient(t *testing.T) {
 			if !wanted || off != x.off(h.r)&^(pageBytes-1) || n != pageBytes || !h.Finding() {
 				t.Errorf("%s: unsure of %d bytes at %d: %v", name, n, off, wanted)
 			}
-			found, _ := h.r.Written(off, n)
+			found := h.r.Written(off, n)
 			if _, _, again := h.Unsure(); again || found {
 				t.Errorf("%s: asked twice, or somebody has touched it", name)
 			}
@@ -149,19 +150,79 @@ func TestWritten(t *testing.T) {
 		pages uint64
 		want  bool
 	}{{1, true}, {3, true}, {4, false}} {
-		if got, err := h.r.Written(at, x.pages*pageBytes); got != x.want || err != nil || h.r.resident(at, x.pages*pageBytes) != x.want {
+		if got := h.r.Written(at, x.pages*pageBytes); got != x.want || h.r.resident(at, x.pages*pageBytes) != x.want {
 			t.Errorf("%d pages, of which 3 are there", x.pages)
 		}
 	}
-	var err error
-	withoutDescriptors(t, func() { _, err = h.r.Written(at, pageBytes) })
-	if !errors.Is(err, unix.EMFILE) {
-		t.Errorf("without a descriptor: %v", err)
+	before := allocated(t, h.r.FD)
+	if h.r.Written(at, 4*pageBytes); allocated(t, h.r.FD) != before {
+		t.Error("looking has made a page")
 	}
 	h.r.Close()
-	if got, err := h.r.Written(at, pageBytes); got || err != nil {
-		t.Errorf("of a region that is closed: %v %v", got, err)
+	if h.r.Written(at, pageBytes) {
+		t.Error("of a region that is closed")
 	}
+}
+
+// TestWrittenOfSwappedOut: what the client has touched is found where it was swapped out, too.
+func TestWrittenOfSwappedOut(t *testing.T) {
+	if !Swaps() {
+		t.Skip("this system has no swap")
+	}
+	h, m := untouched(t, testSpec())
+	at, n := h.r.SendArenaOff, 64*pageBytes
+	for i := uint64(0); i < n; i += pageBytes {
+		m.r.word64(at + i).Store(i + 1)
+	}
+	for try := 0; h.r.resident(at, n); try++ {
+		if try == 100 {
+			t.Skip("the kernel swaps nothing out")
+		}
+		if err := unix.Madvise(m.r.mem[at:at+n], unix.MADV_PAGEOUT); err != nil {
+			t.Skip(err)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	found := h.r.Written(at, n)
+	for try := 0; !found && try < 100; try++ {
+		time.Sleep(10 * time.Millisecond)
+		found = h.r.Written(at, n)
+	}
+	if !found {
+		t.Error("it was not found")
+	}
+	if h.r.Written(at, n+pageBytes) {
+		t.Error("the page behind it was found")
+	}
+}
+
+// TestUsed: what a region takes is told as far as the daemon has seen: what it has looked at of
+// the client's part, and what it has paid for of its own.
+func TestUsed(t *testing.T) {
+	h, m := untouched(t, testSpec())
+	used := func(want uint64, what string) {
+		t.Helper()
+		if got := h.Used(); got != want*pageBytes {
+			t.Errorf("%s: %d bytes are in use, want %d pages", what, got, want)
+		}
+	}
+	used(0, "at first")
+	h.Pay(&purse{left: 1 << 30})
+	if _, ok := h.PlaceCopy(testDst, wire.One([]byte{1}), NoLane, 0); !ok {
+		t.Fatal("no room")
+	}
+	h.Publish()
+	used(2, "an entry of the receive ring and a body")
+	m.r.word64(m.r.ReleaseOff).Load()
+	m.r.RecvHead().Store(1)
+	m.r.PutRelease(0, 0)
+	m.r.ReleaseTail().Store(1)
+	if _, _, n, err := h.Releases(); n != 1 || err != nil {
+		t.Fatal(n, err)
+	}
+	used(3, "a page of the release ring")
+	spareAll(t, h)
+	used(uint64(h.Paid())/pageBytes+1, "after a look for what can be given back")
 }
 
 // TestLargestBodyIsLookedAt: one of 1 MiB that begins in the middle of a page, whose pages are known

@@ -96,7 +96,10 @@ type Region struct {
 
 	mapping sync.Mutex // held by a thread that changes the mapping, or lets pages of it go
 	private bool       // guarded by mapping; evacuated
+	held    bool       // guarded by mapping; the daemon's part stays mapped when the region is closed, until Drop
+	dropped bool       // guarded by mapping; Drop was called
 	mem     []byte     // the mapping
+	rest    []byte     // guarded by mapping; of a region that is closed and held, the daemon's part
 	base    unsafe.Pointer
 
 	flows, flowStates, sends, events, recvs, releases unsafe.Pointer
@@ -190,10 +193,7 @@ func (r *Region) Seal() error {
 	if _, err := unix.FcntlInt(uintptr(r.FD), unix.F_ADD_SEALS, lastSeals); err != nil {
 		return fmt.Errorf("shm: sealing a region: %w", err)
 	}
-	switch written, err := r.Written(0, HeaderBytes+wordsBytes); {
-	case err != nil:
-		return fmt.Errorf("shm: looking at a region: %w", err)
-	case !written:
+	if !r.Written(0, HeaderBytes+wordsBytes) {
 		return &Error{unix.EFAULT, "the client has not touched the first two pages of its region"}
 	}
 	return nil
@@ -203,6 +203,10 @@ func (r *Region) Seal() error {
 func (r *Region) Lent() {
 	closeOnce(&r.LendFD)
 }
+
+// Sealed says that the client's part is sealed and mapped, and closes it: what else is to be
+// known of it the mapping tells.
+func (r *Region) Sealed() { r.closeFD() }
 
 func closeOnce(fd *int) {
 	if *fd >= 0 {
@@ -348,6 +352,9 @@ func (r *Region) Evacuate(needed []Body) error {
 	r.mapping.Lock()
 	defer r.mapping.Unlock()
 	size := uintptr(len(r.mem))
+	if r.held { // which nobody needs; it stays shared, so that its pages can be let go of
+		size = uintptr(r.DaemonOff)
+	}
 	p, err := unix.MmapPtr(-1, 0, nil, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
 		return fmt.Errorf("shm: memory for a dead client: %w", err)
@@ -405,15 +412,22 @@ func (r *Region) thin() {
 }
 
 // Close unmaps the region and closes the client's part. Nothing in it may be used any more.
-// Calling it again does nothing. The client's own mappings stay; see Abandoned for the
-// daemon's part.
+// Calling it again does nothing. The client's own mappings stay; see Abandoned, or Hold, for
+// the daemon's part.
 func (r *Region) Close() error {
 	r.mapping.Lock()
 	defer r.mapping.Unlock()
 	var err error
 	if r.mem != nil {
 		r.thin()
-		err = unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(r.mem)), uintptr(len(r.mem)))
+		gone := r.mem
+		if r.held {
+			gone, r.rest = r.mem[:r.DaemonOff], r.mem[r.DaemonOff:]
+		}
+		err = unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(gone)), uintptr(len(gone)))
+		if r.dropped {
+			r.dropRest()
+		}
 		r.mem, r.base = nil, nil
 		r.sendArena, r.recvArena = nil, nil
 	}
@@ -426,20 +440,6 @@ func (r *Region) closeFD() {
 	defer r.files.Unlock()
 	closeOnce(&r.FD)
 	closeOnce(&r.LendFD)
-}
-
-// Allocated is the memory the region takes now, in bytes; 0 when the memfds are
-// closed here.
-func (r *Region) Allocated() (bytes uint64) {
-	r.files.Lock()
-	defer r.files.Unlock()
-	for _, fd := range [2]int{r.FD, r.ownFD} {
-		var st unix.Stat_t
-		if fd >= 0 && unix.Fstat(fd, &st) == nil {
-			bytes += uint64(st.Blocks) * 512
-		}
-	}
-	return bytes
 }
 
 // SendArena and RecvArena are the payload memory. Bytes that the other side wrote must be

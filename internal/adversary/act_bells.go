@@ -148,6 +148,7 @@ func bellFlags(s *Stage) error {
 				unix.Read(fd, b[:])
 			case 4:
 				unix.Write(fd, make([]byte, 1+s.IntN(64)))
+				unix.Sendmsg(fd, []byte{1}, unix.UnixRights(fd), nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL) // refused by newer kernels
 			case 5:
 				unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_WRLCK)
 			}

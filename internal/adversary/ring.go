@@ -176,6 +176,7 @@ func (s *Stage) ringBind(port uint16, size int) *rdsdv1.Bind {
 	b := s.bind(port, size)
 	w := &rdsdv1.RingWish{}
 	w.SetVersion(shm.Version)
+	w.SetOneDoorbell(s.IntN(2) == 0)
 	b.SetRing(w)
 	return b
 }

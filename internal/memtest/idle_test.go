@@ -15,9 +15,11 @@ import (
 	"github.com/rdsd/rdsd/sdk/go/rdsdtest"
 )
 
-// idleSocketBytes is what an idle socket with rings may cost its daemon: resident, with what
-// the collector has not collected yet.
-const idleSocketBytes = 16 << 10
+// What an idle socket with rings may cost its daemon.
+const (
+	idleSocketBytes = 16 << 10 // resident, with what the collector has not collected yet
+	idleSocketFDs   = 2
+)
 
 // cost is what a daemon takes.
 type cost struct {
@@ -52,8 +54,8 @@ func (c cost) each(before cost, n int) (fds float64, bytes int64, parts string) 
 		fmt.Sprintf("RssAnon %d, RssShmem %d, RssFile %d, page tables %d", per("RssAnon"), per("RssShmem"), per("RssFile"), per("VmPTE"))
 }
 
-// TestIdleSockets: a thousand sockets with rings on which nothing happens take memory
-// of the daemon within the bar, without a collection that somebody asks for.
+// TestIdleSockets: a thousand sockets with rings on which nothing happens take descriptors
+// and memory of the daemon within their bars, without a collection that somebody asks for.
 func TestIdleSockets(t *testing.T) {
 	const first, sockets = 100, 1000
 	var r unix.Rlimit
@@ -85,6 +87,9 @@ func TestIdleSockets(t *testing.T) {
 	time.Sleep(time.Second) // what is done aside of a bind
 	fds, bytes, parts := costOf(t, d).each(before, sockets)
 	t.Logf("REPORT an idle socket with rings takes %.2f descriptors and %d bytes (%s)", fds, bytes, parts)
+	if fds > idleSocketFDs {
+		t.Errorf("an idle socket takes %.2f descriptors of the daemon, at most %d may be", fds, idleSocketFDs)
+	}
 	if bytes > idleSocketBytes {
 		t.Errorf("an idle socket takes %d bytes of the daemon, at most %d may be", bytes, idleSocketBytes)
 	}

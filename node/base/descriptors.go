@@ -14,10 +14,13 @@ import (
 // What things cost in descriptors.
 const (
 	ClientFDs = 1 // a connection of a client
-	// RingFDs is what a socket with rings has beside it: the two parts of the region and
-	// the two doorbells, and one more for the moment in which the reactor takes the
-	// connection over.
-	RingFDs = 5
+	// RingFDs is what a socket with rings has beside it: its doorbell. One of a client that
+	// wishes for two doorbells has three.
+	RingFDs = 1
+	// RingMakingFDs is what there has to be room for while one is made: the two parts of its
+	// region, both ends of its doorbell, and one more for the moment in which the reactor
+	// takes the connection over.
+	RingMakingFDs = 5
 	// LinkFDs is what a link costs: its connection is two descriptors while it goes over to
 	// a reactor.
 	LinkFDs = 2

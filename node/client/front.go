@@ -100,5 +100,5 @@ func RingBytes(s *rds.Socket) (used, most uint64, ok bool) {
 	if !ok || r.End == nil || r.closed {
 		return 0, 0, false
 	}
-	return r.reg.Allocated(), r.reg.RegionBytes, true
+	return r.End.Used(), r.reg.RegionBytes, true
 }

@@ -236,7 +236,7 @@ func (f *Front) Memory() (n int, bytes uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for r := range f.rings { // until it is closed, and that takes f.mu, its region is there
-		bytes += r.reg.Allocated()
+		bytes += r.End.Used()
 	}
 	return len(f.rings), bytes
 }

@@ -68,6 +68,7 @@ type ringSock struct {
 	evacuated     int64         // bytes of private memory that a dead client's datagrams take; the burier's
 	pairs         socketPairs   // of which it is an end
 	purse         purse         // pays for pages of the region; its account is set before the socket is
+	keeps         bool          // of a region that is closed, the daemon's part is kept for the client; set before buried is closed
 	buried        chan struct{} // closed when the region is not mapped here any more, or is evacuated
 }
 
@@ -160,6 +161,12 @@ func (r *ringSock) Wake() { r.End.Wake() }
 // Ready is called when the doorbell rang.
 func (r *ringSock) Ready(uint32) {
 	guard.Point("ring.bell")
+	if r.alarm.Hears() {
+		if err := r.alarm.Hear(); err != nil {
+			r.ctl.fail(err)
+			return
+		}
+	}
 	r.react.Hot(r)
 }
 

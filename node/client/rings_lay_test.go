@@ -82,7 +82,12 @@ func TestLayFails(t *testing.T) {
 	if len(steps) < 5 {
 		t.Fatalf("only the steps %v are there to fail", steps)
 	}
-	for _, step := range steps {
+	older := []string{"bell", "alarm"} // steps of a client that wishes for two doorbells
+	for i, step := range append(steps, older...) {
+		bind := clienttest.OneDoorbell
+		if i >= len(steps) {
+			bind = clienttest.RingBind
+		}
 		fail(func(s string) error {
 			if s == step {
 				return syscall.EMFILE
@@ -91,7 +96,7 @@ func TestLayFails(t *testing.T) {
 		})
 		for _, port := range []uint16{fixed.Port(), 0, fixed.Port()} {
 			p := clienttest.DialPackets(t, cfg)
-			if m := p.Bind(clienttest.RingBind(addr, port)); !m.HasClosing() || m.GetClosing().GetErrno() != int32(syscall.EMFILE) || m.GetClosing().GetMessage() == "" {
+			if m := p.Bind(bind(addr, port)); !m.HasClosing() || m.GetClosing().GetErrno() != int32(syscall.EMFILE) || m.GetClosing().GetMessage() == "" {
 				t.Errorf("%s failed, and the client was told %v", step, m)
 			}
 			p.C.Close()

@@ -27,7 +27,7 @@ func openRing(f *Front, p *packetStream, id config.Identity, m *rdsdv1.Bind) (ta
 	if v := m.GetRing().GetVersion(); v != shm.Version {
 		return false, rdserr.With(rdserr.ErrNotSupported, "rings of layout version %d; this daemon has version %d, or bind without", v, shm.Version)
 	}
-	if err := f.deps.FDs.Room(base.RingFDs, base.KeepOfClients); err != nil {
+	if err := f.deps.FDs.Room(base.RingMakingFDs, base.KeepOfClients); err != nil {
 		f.deps.Count.BindsRefused.Add(1)
 		return false, err
 	}
@@ -94,7 +94,7 @@ func (r *ringSock) open(f *Front, m *rdsdv1.Bind, p *packetStream) (err error) {
 	}
 	spec.MaxDatagram = min(spec.SndBuf, wire.MaxDatagram)
 	r.purse.account, r.purse.total = s.front.deps.User(s.id), &f.pages.total
-	theirs, err := r.lay(spec)
+	theirs, err := r.lay(spec, m.GetRing().GetOneDoorbell())
 	if theirs >= 0 {
 		defer unix.Close(theirs)
 	}
@@ -139,7 +139,11 @@ func (r *ringSock) handOver(p *packetStream, theirs int) error {
 	}
 	out := &rdsdv1.ServerMessage{}
 	out.SetRegion(r.grant())
-	if err := p.send(out, r.reg.FD, r.reg.LendFD, r.bell, theirs); err != nil {
+	bell := r.bell
+	if r.alarm.Hears() {
+		bell = theirs
+	}
+	if err := p.send(out, r.reg.FD, r.reg.LendFD, bell, theirs); err != nil {
 		return err
 	}
 	r.reg.Lent()
@@ -157,12 +161,10 @@ func (r *ringSock) handOver(p *packetStream, theirs int) error {
 	if err := r.front.step("seal"); err != nil {
 		return err
 	}
-	switch err := r.reg.Seal(); {
-	case errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE):
-		return base.NoDescriptors(err)
-	case err != nil:
+	if err := r.reg.Seal(); err != nil {
 		return rdserr.With(rdserr.ErrInvalid, "%v", err)
 	}
+	r.reg.Sealed()
 	return nil
 }
 
@@ -171,17 +173,23 @@ func (r *ringSock) handOver(p *packetStream, theirs int) error {
 // anything and which a file system may hold up: so the socket does not exist
 // yet and no lock is held. theirs, unless it is -1, is the client's end of its doorbell.
 // What was made before an error is for dispose.
-func (r *ringSock) lay(spec shm.Spec) (theirs int, err error) {
+func (r *ringSock) lay(spec shm.Spec, oneDoorbell bool) (theirs int, err error) {
 	theirs = -1
-	for _, s := range []struct {
+	type step struct {
 		what string
 		make func() error
-	}{
+	}
+	bells := []step{
 		{"bell", func() (err error) { r.bell, err = shm.NewBell(); return err }},
 		{"alarm", func() (err error) { r.alarm, theirs, err = shm.NewAlarm(); return err }},
-		{"region", func() (err error) { r.reg, err = shm.Create(spec); return err }},
-		{"ledger", func() (err error) { r.led, err = r.host.Host().Ledger().PrepareRegion(); return err }},
-	} {
+	}
+	if oneDoorbell {
+		bells = []step{{"doorbell", func() (err error) { r.alarm, theirs, err = shm.NewDoorbell(); return err }}}
+	}
+	for _, s := range append(bells,
+		step{"region", func() (err error) { r.reg, err = shm.Create(spec); return err }},
+		step{"ledger", func() (err error) { r.led, err = r.host.Host().Ledger().PrepareRegion(); return err }},
+	) {
 		if err = r.front.step(s.what); err == nil {
 			err = s.make()
 		}
@@ -191,6 +199,9 @@ func (r *ringSock) lay(spec shm.Spec) (theirs int, err error) {
 			}
 			return theirs, rdserr.With(rdserr.ErrNoMemory, "%v", err)
 		}
+	}
+	if oneDoorbell {
+		r.reg.Disown() // the doorbell tells when its client has let go
 	}
 	return theirs, nil
 }
@@ -217,7 +228,7 @@ func (r *ringSock) begin() {
 		r.end(r.early)
 		return
 	}
-	err := r.react.Add(r.bell, unix.EPOLLIN|unix.EPOLLET, r) // nobody reads it: see shm/doorbell.go
+	err := r.react.Add(r.ear(), unix.EPOLLIN|unix.EPOLLET, r) // see shm/doorbell.go
 	if err == nil {
 		err = r.ctl.begin()
 	}
@@ -228,6 +239,14 @@ func (r *ringSock) begin() {
 	r.react.Enter(&r.Ring)
 	r.share = r.react.Share(r.s.id.UID)
 	r.react.Hot(r)
+}
+
+// ear is where the client rings.
+func (r *ringSock) ear() int {
+	if r.alarm.Hears() {
+		return r.alarm.FD()
+	}
+	return r.bell
 }
 
 // end tells the client why and closes. On the reactor's thread. Before begin there is no
@@ -267,7 +286,7 @@ func (r *ringSock) close() {
 	if r.share != nil { // it is served
 		r.react.Unshare(r.s.id.UID)
 	}
-	r.react.Remove(r.bell)
+	r.react.Remove(r.ear())
 	r.front.mu.Lock()
 	if _, ok := r.front.rings[r]; ok {
 		r.front.heard.add(r.felt.hear(r.reg))
@@ -311,14 +330,34 @@ func (r *ringSock) leave() (bury func()) {
 		r.giving.Lock() // the keeper's look at it is over, and was the last
 		defer r.giving.Unlock()
 		r.giveBackOf(func() bool { return true }) // what is neither unread nor with the client
+		if r.alarm.Hears() {
+			r.keepUnread()
+		}
 		if freed {
 			r.free()
 		} else {
 			r.move(needed)
 		}
-		r.alarm.Close()
-		unix.Close(r.bell)
+		r.alarm.Mute()
+		if !r.alarm.Hears() {
+			r.alarm.Close()
+			unix.Close(r.bell)
+		}
 	}
+}
+
+// keepUnread lets go of the daemon's part, unless there is something in it that the client may
+// still read: then it stays, and is paid for, until the client has closed its doorbell.
+func (r *ringSock) keepUnread() {
+	r.host.Lock()
+	paid := r.End.Paid()
+	r.host.Unlock()
+	if paid > 0 {
+		r.reg.Hold()
+	} else {
+		r.reg.Drop()
+	}
+	r.keeps = paid > 0
 }
 
 // inFlight lists what is still needed of the send arena.
@@ -379,6 +418,18 @@ func (r *ringSock) free() {
 	r.purse.account.Give(quota.Sockets, grown)
 }
 
+// closeAlarm closes the doorbell in a goroutine, which ends with the close: that may take as long
+// as whoever has passed a descriptor there likes.
+func (r *ringSock) closeAlarm() {
+	if r.alarm == nil {
+		return
+	}
+	go func() {
+		defer r.front.deps.Guard.Recover(guard.Socket, nil)
+		r.alarm.Close()
+	}()
+}
+
 // dispose gives up what open had made, before a reactor knows of it.
 func (r *ringSock) dispose() {
 	if r.End != nil {
@@ -389,11 +440,15 @@ func (r *ringSock) dispose() {
 		})
 		r.react.Sync()
 		bury()
+		if r.alarm.Hears() {
+			r.reg.Drop()
+		}
 		r.host.Lock()
 		r.End.PaidOff()
 		r.host.Unlock()
+		r.closeAlarm()
 	} else {
-		r.alarm.Close()
+		r.closeAlarm()
 		if r.bell >= 0 {
 			unix.Close(r.bell)
 		}

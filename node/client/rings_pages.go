@@ -62,9 +62,11 @@ func (r *ringSock) findOut() {
 		return
 	}
 	r.aside(func() {
-		written, err := r.reg.Written(off, n)
-		for ; err != nil; written, err = r.reg.Written(off, n) {
-			time.Sleep(FeedEvery) // somebody gives a descriptor back, or the socket is closed
+		written := r.reg.Written(off, n)
+		// It may be swapped out, and then it is being read in.
+		for wait := time.Millisecond; !written && wait < swapPatience && shm.Swaps() && !r.over(); wait *= 2 {
+			time.Sleep(wait)
+			written = r.reg.Written(off, n)
 		}
 		r.host.Lock()
 		r.End.Sure(written)
@@ -73,6 +75,18 @@ func (r *ringSock) findOut() {
 		r.host.Unlock()
 	}, func(err error) { r.react.Do(func() { r.Fault(err) }) })
 }
+
+// over reports whether the socket is closed.
+func (r *ringSock) over() bool {
+	r.host.Lock()
+	closed := r.closed
+	r.host.Unlock()
+	return closed
+}
+
+// swapPatience is about half of the time that memory of a client gets to be read in from where
+// it was swapped out to.
+const swapPatience = 2 * time.Second
 
 const (
 	// giveBackEvery is the least time between two looks for pages that can be given
@@ -266,7 +280,7 @@ func (r *ringSock) linger() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.stopped {
-		r.reg.Disown()
+		r.leaveTo()
 		return
 	}
 	if p.closed == nil {
@@ -282,19 +296,33 @@ func (p *regionPages) stop() {
 	defer p.mu.Unlock()
 	p.stopped = true
 	for r := range p.closed {
-		r.reg.Disown()
+		r.leaveTo()
 	}
 	clear(p.closed)
 }
 
+// leaveTo leaves a region that is closed to its client, for the daemon ends.
+func (r *ringSock) leaveTo() {
+	r.reg.Disown()
+	r.closeAlarm()
+}
+
 // letGo ends the account of a region that nobody has any more, and reports whether it did.
 func (r *ringSock) letGo() bool {
-	gone, certain := r.reg.Abandoned()
-	if !gone {
-		return false
-	}
-	if !certain {
-		r.front.deps.Log.Debug("it cannot be told whether a client has let go of its region", "local", r.reg.Local)
+	if r.alarm.Hears() {
+		if r.keeps && !r.alarm.LetGo() {
+			return false
+		}
+		r.reg.Drop()
+		r.closeAlarm()
+	} else {
+		gone, certain := r.reg.Abandoned()
+		if !gone {
+			return false
+		}
+		if !certain {
+			r.front.deps.Log.Debug("it cannot be told whether a client has let go of its region", "local", r.reg.Local)
+		}
 	}
 	r.host.Lock()
 	r.End.PaidOff()

@@ -3,7 +3,10 @@ package client
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
+	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -12,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/internal/await"
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/node/client/clienttest"
@@ -52,15 +56,14 @@ func TestUntouchedBody(t *testing.T) {
 	evil := clienttest.AttachRing(t, cfg, clienttest.BindTo(addr, 0))
 	defer evil.Close()
 	await.Until(t, 5*time.Second, "it is counted", func() bool { return len(n.clients.ringSocks()) == 1 })
-	r := n.clients.ringSocks()[0]
-	before := r.reg.Allocated()
+	before := allocated(t)
 	evil.Region.PutFlow(0, &shm.FlowEntry{Dst: netip.AddrPortFrom(addr, 7), Gen: 1})
 	evil.Region.PutSend(0, shm.MakeWord(shm.KindEach, 64<<10, 1), &shm.SendDesc{Gen: 1, Slot: 1 << 20})
 	evil.Region.SendTail().Store(1)
 	shm.Ring(evil.Bell)
 	await.Until(t, 5*time.Second, "it is thrown out", func() bool { return syscall.Errno(evil.Region.Closed().Load()) == syscall.EBADMSG })
 	await.Until(t, 5*time.Second, "its socket is gone", func() bool { return n.clients.Budget().Used == 0 })
-	if after := r.reg.Allocated(); after > before+32<<10 { // two pages of rings, and the flow states
+	if after := allocated(t); after > before+32<<10 { // two pages of rings, and the flow states
 		t.Errorf("%d bytes are allocated, %d before", after, before)
 	}
 	if n.deps.Count.RingsHostile.Load() != 1 {
@@ -116,12 +119,34 @@ func TestPagesOfRegions(t *testing.T) {
 	await.Until(t, 5*time.Second, "nothing is paid for", func() bool { return pagesPaid(n) == 0 && pagesCharged(n) == 0 })
 }
 
+// allocated is what this process, which is daemon and client at once, has of regions in memory.
+func allocated(t *testing.T) (bytes int) {
+	t.Helper()
+	b, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(b), "RssShmem:")
+	if _, err := fmt.Sscanf(rest, "%d kB", &bytes); err != nil {
+		t.Fatal(err)
+	}
+	return bytes << 10
+}
+
 // TestRegionsLinger: a client that closes its socket and keeps its region goes on paying for
-// what the daemon has put there, and counts as a client, until it lets go.
+// what the daemon has put there, and counts as a client, until it lets go: of the region, or of
+// its doorbell, after which nothing is left in the region.
 func TestRegionsLinger(t *testing.T) {
+	for name, bind := range map[string]func(netip.Addr, uint16) *rdsdv1.Bind{"two doorbells": clienttest.RingBind, "one doorbell": clienttest.OneDoorbell} {
+		t.Run(name, func(t *testing.T) { testRegionsLinger(t, bind) })
+	}
+}
+
+func testRegionsLinger(t *testing.T, bind func(netip.Addr, uint16) *rdsdv1.Bind) {
 	n, cfg := startClients(t)
 	addr := cfg.RDS.Addresses[0]
-	r := clienttest.AttachRing(t, cfg, clienttest.BindTo(addr, 0))
+	r := clienttest.AttachRing(t, cfg, bind(addr, 0))
+	one := bind(addr, 0).GetRing().GetOneDoorbell()
 	to := netip.AddrPortFrom(addr, uint16(r.Bound.GetLocal().GetPort()))
 	f, err := r.Send.Flow(to)
 	if err != nil {
@@ -131,6 +156,7 @@ func TestRegionsLinger(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	slot.Body[1<<20-1] = 0xaa
 	r.Send.Post(&slot, shm.KindEach, 1<<20, 1, 1<<20, 1, false)
 	await.Until(t, 5*time.Second, "it has come", func() bool { return r.Region.RecvTail().Load() == 1 })
 	paid := pagesPaid(n)
@@ -139,15 +165,28 @@ func TestRegionsLinger(t *testing.T) {
 	}
 	clients := n.users.Len
 	r.C.Close()
-	await.Until(t, 5*time.Second, "the socket is closed", func() bool { return n.clients.Budget().Used == 0 && clienttest.RegionsMapped(t) <= 3 })
+	await.Until(t, 5*time.Second, "the socket is closed", func() bool { return n.clients.Budget().Used == 0 && clienttest.RegionsMapped(t) <= 4 })
 	time.Sleep(300 * time.Millisecond) // the keeper has looked
 	if pagesPaid(n) != paid || pagesCharged(n) != paid || clients() != 1 {
 		t.Errorf("%d bytes are paid for, %d charged, %d clients", pagesPaid(n), pagesCharged(n), clients())
 	}
+	if one {
+		body := r.Region.RecvArena()
+		if body[1<<20-1] != 0xaa {
+			t.Error("what is unread is not there any more")
+		}
+		clienttest.CloseFDs([]int{r.Bell, r.Ear})
+		await.Until(t, 5*time.Second, "it has let go", func() bool { return pagesPaid(n)+pagesCharged(n) == 0 && clients() == 0 })
+		if body[1<<20-1] != 0 {
+			t.Error("a page is left that nobody pays for")
+		}
+	}
 	unix.Munmap(r.Mem)
 	r.Region.Close()
-	await.Until(t, 5*time.Second, "it has let go", func() bool { return pagesPaid(n)+pagesCharged(n) == 0 && clients() == 0 })
-	clienttest.CloseFDs([]int{r.Bell, r.Ear})
+	if !one {
+		await.Until(t, 5*time.Second, "it has let go", func() bool { return pagesPaid(n)+pagesCharged(n) == 0 && clients() == 0 })
+		clienttest.CloseFDs([]int{r.Bell, r.Ear})
+	}
 }
 
 // TestPagesLacked: a socket whose user cannot pay for a page is congested and loses nothing, and it

@@ -33,7 +33,7 @@ type ringLink struct {
 	local  netip.AddrPort
 	max    int
 	refs   atomic.Int32
-	ring   int           // the daemon's doorbell; closed with the mapping
+	ring   int           // the daemon's doorbell; closed with the mapping, which tells the daemon that it is gone
 	bell   doorbell      // ours
 	down   chan struct{} // closed when read has ended
 	stop   func() bool   // ends the watch over the socket's context
@@ -105,6 +105,7 @@ func (r *rings) handshake(conn *shm.Conn) (*ringLink, error) {
 	wish := &rdsdv1.RingWish{}
 	wish.SetVersion(shm.Version)
 	wish.SetPairs(true)
+	wish.SetOneDoorbell(true)
 	bind.SetRing(wish)
 	m := &rdsdv1.ClientMessage{}
 	m.SetBind(bind)
@@ -264,7 +265,7 @@ func (l *ringLink) unref() {
 }
 
 func (l *ringLink) unmap() {
-	l.region.Close()
+	l.region.Close() // first: of a doorbell that is closed the daemon concludes that nobody reads the region
 	unix.Close(l.ring)
 	l.bell.close()
 }

@@ -1783,11 +1783,12 @@ func (b0 Bind_builder) Build() *Bind {
 
 // RingWish asks for shared-memory rings in the layout of this version.
 type RingWish struct {
-	state              protoimpl.MessageState `protogen:"opaque.v1"`
-	xxx_hidden_Version uint32                 `protobuf:"varint,1,opt,name=version"`
-	xxx_hidden_Pairs   bool                   `protobuf:"varint,2,opt,name=pairs"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	state                  protoimpl.MessageState `protogen:"opaque.v1"`
+	xxx_hidden_Version     uint32                 `protobuf:"varint,1,opt,name=version"`
+	xxx_hidden_Pairs       bool                   `protobuf:"varint,2,opt,name=pairs"`
+	xxx_hidden_OneDoorbell bool                   `protobuf:"varint,3,opt,name=one_doorbell,json=oneDoorbell"`
+	unknownFields          protoimpl.UnknownFields
+	sizeCache              protoimpl.SizeCache
 }
 
 func (x *RingWish) Reset() {
@@ -1829,6 +1830,13 @@ func (x *RingWish) GetPairs() bool {
 	return false
 }
 
+func (x *RingWish) GetOneDoorbell() bool {
+	if x != nil {
+		return x.xxx_hidden_OneDoorbell
+	}
+	return false
+}
+
 func (x *RingWish) SetVersion(v uint32) {
 	x.xxx_hidden_Version = v
 }
@@ -1837,11 +1845,18 @@ func (x *RingWish) SetPairs(v bool) {
 	x.xxx_hidden_Pairs = v
 }
 
+func (x *RingWish) SetOneDoorbell(v bool) {
+	x.xxx_hidden_OneDoorbell = v
+}
+
 type RingWish_builder struct {
 	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
 
 	Version uint32
 	Pairs   bool
+	// The client rings by sending a byte, and keeps its doorbell open for as long as it has the
+	// region mapped: then both doorbells are one socket (docs/shm.md, Waiting).
+	OneDoorbell bool
 }
 
 func (b0 RingWish_builder) Build() *RingWish {
@@ -1850,6 +1865,7 @@ func (b0 RingWish_builder) Build() *RingWish {
 	_, _ = b, x
 	x.xxx_hidden_Version = b.Version
 	x.xxx_hidden_Pairs = b.Pairs
+	x.xxx_hidden_OneDoorbell = b.OneDoorbell
 	return m0
 }
 
@@ -9189,10 +9205,11 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\x05label\x18\x04 \x01(\tR\x05label\x128\n" +
 	"\x18initial_credit_datagrams\x18\x05 \x01(\rR\x16initialCreditDatagrams\x120\n" +
 	"\x14initial_credit_bytes\x18\x06 \x01(\x04R\x12initialCreditBytes\x12%\n" +
-	"\x04ring\x18\a \x01(\v2\x11.rdsd.v1.RingWishR\x04ring\":\n" +
+	"\x04ring\x18\a \x01(\v2\x11.rdsd.v1.RingWishR\x04ring\"]\n" +
 	"\bRingWish\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x14\n" +
-	"\x05pairs\x18\x02 \x01(\bR\x05pairs\"\f\n" +
+	"\x05pairs\x18\x02 \x01(\bR\x05pairs\x12!\n" +
+	"\fone_doorbell\x18\x03 \x01(\bR\voneDoorbell\"\f\n" +
 	"\n" +
 	"RingMapped\"\xc3\x01\n" +
 	"\bPairStep\x12\x0e\n" +

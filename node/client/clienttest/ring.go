@@ -43,13 +43,15 @@ func AttachRing(t testing.TB, cfg *config.Config, b *rdsdv1.Bind) *RingClient {
 	return AttachOver(t, c, b)
 }
 
-// AttachOver binds with rings over a connection.
+// AttachOver binds with rings over a connection, those that b wishes for if it does.
 func AttachOver(t testing.TB, c *shm.Conn, b *rdsdv1.Bind) *RingClient {
 	t.Helper()
 	c.SetDeadline(time.Now().Add(20 * time.Second))
-	w := &rdsdv1.RingWish{}
-	w.SetVersion(shm.Version)
-	b.SetRing(w)
+	if !b.HasRing() {
+		w := &rdsdv1.RingWish{}
+		w.SetVersion(shm.Version)
+		b.SetRing(w)
+	}
 	m := &rdsdv1.ClientMessage{}
 	m.SetBind(b)
 	raw, err := proto.Marshal(m)
@@ -270,5 +272,12 @@ func RingBind(addr netip.Addr, port uint16) *rdsdv1.Bind {
 	w := &rdsdv1.RingWish{}
 	w.SetVersion(shm.Version)
 	b.SetRing(w)
+	return b
+}
+
+// OneDoorbell makes a Bind with rings and one doorbell for both directions.
+func OneDoorbell(addr netip.Addr, port uint16) *rdsdv1.Bind {
+	b := RingBind(addr, port)
+	b.GetRing().SetOneDoorbell(true)
 	return b
 }

@@ -55,6 +55,8 @@ static void after_fork_in_child(void)
 		if (l) {
 			close_in_child(&l->control);
 			close_in_child(&l->bell_daemon);
+			if (l->reg)
+				l->reg->doorbell = -1; /* the same */
 			close_in_child(&l->bell_client);
 		}
 		close_in_child(&s->sleep.kick);

@@ -99,6 +99,7 @@ struct rdsdi_region {
 	uint64_t bytes;
 	_Atomic uint32_t refs;
 	unsigned process; /* rdsdi_process when it was mapped */
+	int doorbell;     /* the daemon's, which link->bell_daemon borrows: closed when nothing is mapped any more */
 
 	/* The header, read once and checked. */
 	rdsd_addr local;
@@ -167,7 +168,7 @@ void rdsdi_lease_drop(struct rdsdi_lease *l, uint32_t refs);
 
 /* Links (session.c) */
 
-/* One connection to the daemon. Descriptors are closed with the last ref. */
+/* One connection to the daemon. Descriptors are closed with the last ref, bell_daemon with the region. */
 struct rdsdi_link {
 	_Atomic uint32_t refs;
 	int control;

@@ -54,7 +54,8 @@ static size_t wrap(uint8_t *out, unsigned field, const uint8_t *body, const uint
 
 size_t rdsdi_pb_bind(uint8_t *out, const struct rdsdi_bind *b)
 {
-	static const uint8_t ring[] = {1 << 3 | WIRE_VARINT, SHM_VERSION, 2 << 3 | WIRE_VARINT, 1}; /* RingWish{version, pairs} */
+	static const uint8_t ring[] = {1 << 3 | WIRE_VARINT, SHM_VERSION, 2 << 3 | WIRE_VARINT, 1,
+				       3 << 3 | WIRE_VARINT, 1}; /* RingWish{version, pairs, one_doorbell} */
 	uint8_t body[PB_CLIENT_MAX], *p = body;
 
 	p = put_endpoint(p, 1, &b->local);

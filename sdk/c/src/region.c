@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -172,7 +173,7 @@ int rdsdi_region_map(int ours_fd, int daemons_fd, uint64_t bytes, struct rdsdi_r
 	r->bytes = bytes;
 	r->daemon_part = (uint64_t)split;
 	rdsdi_region_touch(r, 0, SHM_FIXED);
-	r->bell = -1;
+	r->bell = r->doorbell = -1;
 	r->process = rdsdi_process;
 	atomic_init(&r->refs, 1);
 	pthread_mutex_init(&r->mu, NULL);
@@ -207,6 +208,8 @@ void rdsdi_region_unref(struct rdsdi_region *r)
 	rdsdi_pairs_free(r);
 	if (r->process == rdsdi_process) /* a forked child has nothing mapped there */
 		munmap(r->base, r->bytes);
+	if (r->doorbell >= 0) /* last: the daemon concludes that nobody reads the region */
+		close(r->doorbell);
 	pthread_mutex_destroy(&r->mu);
 	free(r->leases);
 	free(r);
@@ -214,13 +217,15 @@ void rdsdi_region_unref(struct rdsdi_region *r)
 
 void rdsdi_ring(const struct rdsdi_region *reg, int bell, uint32_t news)
 {
-	static const uint64_t one = 1;
+	static const uint64_t one = 1; /* of which a socket takes a byte */
 	_Atomic uint32_t *sleeps = at32(reg, W_DAEMON_SLEEPS);
 	ssize_t n;
 
 	if (bell < 0 || !(atomic_load(sleeps) & news) || !atomic_exchange(sleeps, 0))
 		return;
-	n = write(bell, &one, sizeof one); /* EAGAIN: it has rung 2^64-1 times and is readable */
+	n = send(bell, &one, 1, MSG_DONTWAIT | MSG_NOSIGNAL); /* EAGAIN: it has rung often enough */
+	if (n < 0 && errno == ENOTSOCK) /* an older daemon's eventfd */
+		n = write(bell, &one, sizeof one);
 	(void)n;
 }
 

@@ -50,7 +50,6 @@ void rdsdi_link_put(struct rdsdi_link *l)
 	if (atomic_fetch_sub(&l->refs, 1) != 1)
 		return;
 	put_fd(l->control);
-	put_fd(l->bell_daemon);
 	put_fd(l->bell_client);
 	if (l->offered)
 		rdsdi_region_unref(l->offered);
@@ -286,7 +285,7 @@ static int bound(rdsd_socket *s)
 	pthread_mutex_lock(&s->sleep.mu);
 	l->reg = l->offered;
 	l->offered = NULL;
-	l->bell_daemon = c->fds[2];
+	l->bell_daemon = l->reg->doorbell = c->fds[2];
 	l->bell_client = c->fds[3];
 	pthread_mutex_unlock(&s->sleep.mu);
 	close(c->fds[0]);

@@ -465,19 +465,25 @@ class RingWish(_message.Message):
 
     VERSION_FIELD_NUMBER: _builtins.int
     PAIRS_FIELD_NUMBER: _builtins.int
+    ONE_DOORBELL_FIELD_NUMBER: _builtins.int
     version: _builtins.int
-    """2"""
+    """3"""
     pairs: _builtins.bool
     """the client takes offers of pairs (docs/pairs.md)"""
+    one_doorbell: _builtins.bool
+    """The client rings by sending a byte, and keeps its doorbell open for as long as it has the
+    region mapped: then both doorbells are one socket (docs/shm.md, Waiting).
+    """
     def __init__(
         self,
         *,
         version: _builtins.int = ...,
         pairs: _builtins.bool = ...,
+        one_doorbell: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pairs", b"pairs", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["one_doorbell", b"one_doorbell", "pairs", b"pairs", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
