@@ -1,8 +1,10 @@
 package netlocal
 
 import (
+	"bytes"
 	"fmt"
 	"os"
+	"sync"
 	"syscall"
 	"time"
 
@@ -11,6 +13,12 @@ import (
 
 // answerTime bounds the wait for the kernel's answer, which comes at once.
 const answerTime = time.Second
+
+// answerMost is the longest answer that is read.
+const answerMost = 8192
+
+// answers are where they are received: a daemon asks several times for each connection.
+var answers = sync.Pool{New: func() any { return new([answerMost]byte) }}
 
 // ask sends one request of the given type and body to a netlink family and
 // returns the body of the only message that answers it. An answer that is an
@@ -28,7 +36,8 @@ func ask(family int, kind uint16, body []byte) ([]byte, error) {
 	if err := send(fd, kind, unix.NLM_F_REQUEST, body); err != nil {
 		return nil, err
 	}
-	var buf [8192]byte
+	buf := answers.Get().(*[answerMost]byte)
+	defer answers.Put(buf)
 	msgs, err := receive(fd, buf[:])
 	if err != nil {
 		return nil, err
@@ -38,7 +47,7 @@ func ask(family int, kind uint16, body []byte) ([]byte, error) {
 		case m.Header.Type == unix.NLMSG_ERROR && len(m.Data) >= 4:
 			return nil, syscall.Errno(-int32(native.Uint32(m.Data)))
 		case m.Header.Type == kind || m.Header.Type == unix.RTM_NEWROUTE:
-			return m.Data, nil
+			return bytes.Clone(m.Data), nil
 		}
 	}
 	return nil, fmt.Errorf("netlink: %d messages and no answer", len(msgs))
