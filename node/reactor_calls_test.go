@@ -43,7 +43,7 @@ var reactorCalls = map[string]*regexp.Regexp{
 	// Links: each call is told not to block, or its socket is ours alone and
 	// non-blocking from its first moment.
 	"sendto":     regexp.MustCompile(`^\d+<(TCP|TCPv6|UNIX|UNIX-STREAM):.*MSG_DONTWAIT`),
-	"recvfrom":   regexp.MustCompile(`^\d+<(TCP|TCPv6):.*MSG_DONTWAIT`),
+	"recvfrom":   regexp.MustCompile(`^\d+<(TCP|TCPv6|UNIX-STREAM):.*MSG_DONTWAIT`),
 	"writev":     regexp.MustCompile(`^\d+<(TCP|TCPv6):`),
 	"readv":      regexp.MustCompile(`^\d+<(TCP|TCPv6):`),
 	"shutdown":   regexp.MustCompile(`^\d+<(TCP|TCPv6|UNIX|UNIX-SEQPACKET):`),
@@ -60,9 +60,9 @@ var reactorCalls = map[string]*regexp.Regexp{
 	// its description is Nobody else's.
 	"close": regexp.MustCompile(`^\d+<(TCP|TCPv6):`),
 
-	// Control connections. Descriptors are never received: no control buffer, and
-	// a packet that brings some is only looked at.
-	"recvmsg": regexp.MustCompile(`^\d+<UNIX(-SEQPACKET)?:.*msg_controllen=0.*MSG_DONTWAIT`),
+	// Control connections and doorbells. Descriptors are never received: no control buffer, and
+	// what brings some is only looked at; of a doorbell as much is taken as was looked at.
+	"recvmsg": regexp.MustCompile(`^\d+<(UNIX(-SEQPACKET)?:.*msg_controllen=0.*MSG_DONTWAIT|UNIX-STREAM:.*msg_controllen=0.*MSG_PEEK\|MSG_DONTWAIT)`),
 	"sendmsg": regexp.MustCompile(`^\d+<UNIX(-SEQPACKET)?:.*MSG_DONTWAIT`),
 
 	// Wake-ups of other threads of ours: eventfds that no client has.
