@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand"
 	"net/netip"
 	"runtime"
 	"time"
@@ -119,12 +120,27 @@ func runSendFrom(r *role) error {
 // sendOnes makes the call that people write first.
 func (r *role) sendOnes(s *rdsd.Socket, seq uint64) error {
 	ctx, dst, p := context.Background(), r.dst(0), make([]byte, r.Bytes)
+	lengths := r.lengths()
 	for ; ; seq++ {
+		p := p[:lengths[seq%uint64(len(lengths))]]
 		stamp(p, seq)
 		if err := s.Send(ctx, dst, p); err != nil {
 			return err
 		}
 	}
+}
+
+// lengths are those of payloads, one after the other and round again: drawn, the same at both ends,
+// or one.
+func (r *role) lengths() []int {
+	if !r.Mixed {
+		return []int{r.Bytes}
+	}
+	draw, l := rand.New(rand.NewSource(1)), make([]int, 4096)
+	for i := range l {
+		l[i] = r.Bytes/16 + draw.Intn(r.Bytes-r.Bytes/16+1)
+	}
+	return l
 }
 
 func (r *role) sendBatches(s *rdsd.Socket, seq uint64) error {
@@ -260,6 +276,7 @@ func (r *role) receive(s *rdsd.Socket, i int, count *uint64) error {
 		take = func() (n int, err error) { return s.RecvBatch(ctx, into) }
 	}
 	var next [1 << 10]uint64
+	lengths := r.lengths()
 	for {
 		n, err := take()
 		if err != nil {
@@ -269,7 +286,11 @@ func (r *role) receive(s *rdsd.Socket, i int, count *uint64) error {
 			if r.Sockets > 1 || r.Unsigned {
 				continue
 			}
-			seq, err := readStamp(d.Payload, r.Bytes)
+			size := r.Bytes
+			if r.Mixed { // of one sender, whose numbers begin at 0
+				size = lengths[next[0]%uint64(len(lengths))]
+			}
+			seq, err := readStamp(d.Payload, size)
 			if err != nil {
 				return err
 			}

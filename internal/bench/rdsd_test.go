@@ -167,9 +167,14 @@ func (w *world) flow(ds []*daemon, bytes int, front string, port int) (*proc, er
 
 // flowBy is flow by certain calls (args.Calls), with batches of so many; 0: the usual.
 func (w *world) flowBy(calls string, batch int, ds []*daemon, bytes int, front string, port int) (*proc, error) {
+	return w.flowAs(args{Calls: calls, Bytes: bytes, FrontEnd: front}, batch, ds, port)
+}
+
+// flowAs is flowBy of what a says of calls, payloads and front end.
+func (w *world) flowAs(a args, batch int, ds []*daemon, port int) (*proc, error) {
 	from, to := ds[0], ds[len(ds)-1]
-	a := args{Calls: calls, Bytes: bytes, FrontEnd: front, Collector: true, Batch: max(1, min(256, (64<<10)/bytes)), Senders: 1}
-	if front == "grpc" { // a call there waits for its answer
+	a.Collector, a.Batch, a.Senders = true, max(1, min(256, (64<<10)/a.Bytes)), 1
+	if a.FrontEnd == "grpc" { // a call there waits for its answer
 		a.Batch = min(a.Batch, 64)
 		a.Senders = max(4, a.Batch)
 	}
@@ -214,6 +219,15 @@ func oneNode(pairs string, run func(w *world, ds []*daemon) (*proc, error)) func
 // rdsdCalls measures datagrams one way by calls of the SDK that are not its fastest, one
 // caller on either side.
 func rdsdCalls(calls string, batch, bytes int, front string) func(time.Duration) (sample, error) {
+	return rdsdFlow(args{Calls: calls, Bytes: bytes, FrontEnd: front}, batch)
+}
+
+// rdsdMixed is rdsdCalls of Send and Recv with payloads of bytes/16 to bytes.
+func rdsdMixed(bytes int, front string) func(time.Duration) (sample, error) {
+	return rdsdFlow(args{Calls: "one", Bytes: bytes, FrontEnd: front, Mixed: true}, 1)
+}
+
+func rdsdFlow(a args, batch int) func(time.Duration) (sample, error) {
 	return func(d time.Duration) (sample, error) {
 		w := newWorld(d)
 		defer w.close()
@@ -221,7 +235,7 @@ func rdsdCalls(calls string, batch, bytes int, front string) func(time.Duration)
 		if err != nil {
 			return sample{}, err
 		}
-		sink, err := w.flowBy(calls, batch, ds, bytes, front, 4000)
+		sink, err := w.flowAs(a, batch, ds, 4000)
 		if err != nil {
 			return sample{}, err
 		}

@@ -40,6 +40,7 @@ type args struct {
 	Sockets   int           // sockets to read
 	Stopped   bool          // the first socket is not read; a sender stops after one round
 	Unsigned  bool          // payloads bear no number
+	Mixed     bool          // payloads have from Bytes/16 to Bytes, drawn
 	Buffer    int           // send and receive buffer of a socket, bytes; 0: a default
 	Port      int           // of RDS over TCP
 	MTU       int           // of RoCEv2, bytes of a packet; 0: what the interface allows
