@@ -215,8 +215,9 @@ func (p *Lane) onRefusal(now time.Duration, r wire.Refusal) error {
 	// it was given up meanwhile (giveUp), and no socket waits for its outcome.
 	for _, l := range []*list{&p.unacked, &p.retrans} {
 		found := false
+		// All that left in that frame (join.go).
 		l.each(func(m *Msg) bool {
-			if found || m.seq != r.Seq || m.Kind != MsgData {
+			if m.seq != r.Seq || m.Kind != MsgData {
 				return false
 			}
 			found = true
@@ -253,7 +254,8 @@ func (p *Lane) refusedMsg(now time.Duration, m *Msg, why wire.Reason) {
 		p.done(m, Cancelled, WhyApp)
 	} else {
 		p.c.owner.Refused(m)
-		m.flags = 0
+		_, of := p.c.Among(m)
+		m.flags, m.apart = 0, m.apart || of > 0
 		// It counts as a message that was never sent: next time it gets a new sequence and
 		// flags, and the sequence that it had stays a gap.
 		p.setSeq(m, 0)

@@ -87,6 +87,15 @@ func (p *Lane) Writing(f func(m *Msg)) {
 	}
 }
 
+// Among is about the frame by which m has left: how many datagrams it has, and how many of them
+// stand before those of m. of is 0 if m is alone in it, or has not left.
+func (c *Conn) Among(m *Msg) (before, of int) {
+	if m.seq == 0 || c.kind != KindRdsd {
+		return 0, 0
+	}
+	return int(m.end & 0xffff), int(m.end >> 16)
+}
+
 // Lane is the number of the lane that m has a sequence of; ok is false if it has none.
 func (c *Conn) Lane(m *Msg) (lane int, ok bool) {
 	if m.seq == 0 {

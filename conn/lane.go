@@ -103,7 +103,8 @@ type Lane struct {
 	//
 	// Invariant: sequences rise from unacked over inwrite to retrans, and stay below
 	// nextSeq, but for a batch that was being written when the peer's state was
-	// forgotten (forget). They may have gaps: a message that was given up leaves one.
+	// forgotten (forget). They may have gaps: a message that was given up leaves one. Messages
+	// that left in one frame have the same one, and stand in the same list (join.go).
 	// Invariant: ackSeen < nextSeq and txAcked <= txOff.
 
 	nextSeq uint64 // the next sequence to assign, from 1 (net/rds/rds.h, cp_next_tx_seq)

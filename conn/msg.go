@@ -44,7 +44,7 @@ type Msg struct {
 	// Cell, when not nil, is where the lane and the sequence of the message are kept for
 	// others to read; see CellSplit.
 	Cell   *uint64
-	end    uint32 // kernel peers: offset in the link's stream behind its last byte, modulo 2^32
+	end    uint32 // kernel peers: offset in the link's stream behind its last byte, modulo 2^32; others: see Among
 	Epoch  uint32 // the owner's
 	Cookie uint32 // the owner's
 	Bytes  uint32 // the owner's: the cost of the payload; splitting divides it
@@ -57,6 +57,7 @@ type Msg struct {
 	Report       bool // the owner's: the sender asked for the outcome
 	cancelled    bool // had begun to leave when it was cancelled: not to be sent again
 	orphan       bool // its socket was closed at At
+	apart        bool // it was refused among others (join.go)
 	flags        uint8
 	where        where
 	slot         uint8 // of the lane it is on, see Conn.slots

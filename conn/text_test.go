@@ -137,13 +137,17 @@ func (w *world) text(f transport.Frame) string {
 }
 
 func trainText(t wire.Train) string {
-	switch {
-	case t.Plain():
+	if t.Plain() {
 		return ""
-	case t.Table:
-		return fmt.Sprintf(" train=%dt", t.Count)
 	}
-	return fmt.Sprintf(" train=%d", t.Count)
+	s := fmt.Sprintf(" train=%d", t.Count)
+	if t.Table {
+		s += "t"
+	}
+	if t.Joined {
+		s += "j"
+	}
+	return s
 }
 
 // frame reads the notation.

@@ -30,7 +30,7 @@ func TestWalks(t *testing.T) {
 	v := reflect.ValueOf(sum)
 	for _, name := range strings.Fields(`ConnReset RecvDropBadChecksum RecvDropOldSeq RecvDropNoSock RecvAckRequired RecvPing SendQueueEmpty SendLockContention TCPDataReady SendDropAcked
 		SendAckRequired SendPong CongUpdateQueued CongUpdateReceived TCPListenStale SentBytes SentFrames ReceivedBytes ReceivedFrames Retransmitted
-		AckOnlySent AckOnlyReceived HeartbeatSent HeartbeatLost CreditStall CreditWithheld HoldEnter HoldResume LaneMoved RefuseNoPort RefuseNoRoom
+		AckOnlySent AckOnlyReceived HeartbeatSent HeartbeatLost CreditStall CreditWithheld SendJoined HoldEnter HoldResume LaneMoved RefuseNoPort RefuseNoRoom
 		ReadPaused ProtocolError PeerRestarted PeerKindChanged HandshakeTimeout PokeSent PokeReceived DialFailed Reconnects AcceptRefused SendCancelled`) {
 		if v.FieldByName(name).Uint() == 0 {
 			t.Errorf("%s never moved", name)

@@ -104,9 +104,13 @@ func (p *Lane) filled(now time.Duration, b *transport.Batch, o *frameOut) {
 	p.c.ctr.SentFrames += uint64(b.Frames())
 }
 
-// put writes one frame. Acknowledgement, credits and checksum are for rdsd.
+// put writes one frame.
 func (p *Lane) put(b *transport.Batch, o *frameOut, h *wire.Header, payload []byte) {
-	raw := b.Frame(payload)
+	p.putHeader(o, h, b.Frame(payload))
+}
+
+// putHeader writes a frame's header. Acknowledgement, credits and checksum are for rdsd.
+func (p *Lane) putHeader(o *frameOut, h *wire.Header, raw []byte) {
 	if o.rdsd {
 		h.Ack, h.Credit = o.ack, o.credit
 		// A credit is given back by the frame that says so and by no other, or the peer
@@ -239,18 +243,24 @@ func (p *Lane) fillCongestion(now time.Duration, b *transport.Batch, o *frameOut
 func (p *Lane) fillRetrans(now time.Duration, b *transport.Batch, o *frameOut) {
 	for p.retrans.head != nil {
 		m := p.retrans.head
-		// Nothing behind m may go before it, so the batch ends here: sequences only rise.
-		if !p.hasCredit(b, o, m) {
-			return
-		}
-		p.retrans.pop()
-		p.c.ctr.Retransmitted++
 		flags := wire.FlagRetransmitted | m.flags
 		if o.rdsd {
 			// A retransmission asks for an answer soon: until it comes no hold of these ports
 			// ends, and the loss of this link would send it a third time.
 			flags |= wire.FlagAckRequired
 		}
+		if m.next != nil && m.next.seq == m.seq {
+			if !p.sendJoinedAgain(b, o, flags) {
+				return
+			}
+			continue
+		}
+		// Nothing behind m may go before it, so the batch ends here: sequences only rise.
+		if !p.hasCredit(b, o, m) {
+			return
+		}
+		p.retrans.pop()
+		p.c.ctr.Retransmitted++
 		p.send(now, b, o, m, flags)
 		p.sentRefusal(o, m)
 	}
@@ -335,7 +345,11 @@ func (p *Lane) fillData(now time.Duration, b *transport.Batch, o *frameOut) {
 		if p.keepBack(m) {
 			continue
 		}
-		p.sendData(now, b, o, m)
+		if n := p.queue.head(); n != nil && o.rdsd && p.c.trains && m.joins(n) {
+			p.sendJoined(now, b, o, m)
+		} else {
+			p.sendData(now, b, o, m)
+		}
 	}
 }
 
@@ -344,27 +358,34 @@ func (p *Lane) fillData(now time.Duration, b *transport.Batch, o *frameOut) {
 func (p *Lane) sendData(now time.Duration, b *transport.Batch, o *frameOut, m *Msg) {
 	var flags uint8
 	if o.rdsd {
-		if len(p.resume) > 0 {
-			// The first after a hold ends the receiver's refusing. The flag stays on the message,
-			// not on this frame alone: if the link is lost it must be sent again with it.
-			if _, ok := p.resume[m.DPort]; ok {
-				delete(p.resume, m.DPort)
-				m.flags |= wire.FlagResume
-			}
-		}
-		flags = m.flags
-		p.sinceAck.frames++
-		p.sinceAck.bytes += len(m.Payload)
-		// Ask for an acknowledgement so often that neither side keeps much, and at the end of
-		// a run that a sender waits for; asking for each datagram would double the frames of
-		// small requests.
-		if p.sinceAck.frames >= p.c.cfg.AckFrames || p.sinceAck.bytes >= p.c.cfg.AckBytes || m.Want && (p.sinceAck.bytes >= p.c.cfg.AckStep || p.lastOfRun(m)) {
-			flags |= wire.FlagAckRequired
-			p.sinceAck.frames, p.sinceAck.bytes = 0, 0
-		}
+		flags = p.dataFlags(m, m, len(m.Payload), m.Want)
 	}
 	p.c.com.QueueNs.Add(now - m.At)
 	p.send(now, b, o, m, flags)
+}
+
+// dataFlags returns the flags of a frame with the messages from m to last, n bytes of payload;
+// wanted says that one of them has a sender who waits for the outcome.
+func (p *Lane) dataFlags(m, last *Msg, n int, wanted bool) uint8 {
+	if len(p.resume) > 0 {
+		// The first after a hold ends the receiver's refusing. The flag stays on the message,
+		// not on this frame alone: if the link is lost it must be sent again with it.
+		if _, ok := p.resume[m.DPort]; ok {
+			delete(p.resume, m.DPort)
+			m.flags |= wire.FlagResume
+		}
+	}
+	flags := m.flags
+	p.sinceAck.frames++
+	p.sinceAck.bytes += n
+	// Ask for an acknowledgement so often that neither side keeps much, and at the end of
+	// a run that a sender waits for; asking for each datagram would double the frames of
+	// small requests.
+	if p.sinceAck.frames >= p.c.cfg.AckFrames || p.sinceAck.bytes >= p.c.cfg.AckBytes || wanted && (p.sinceAck.bytes >= p.c.cfg.AckStep || p.lastOfRun(last)) {
+		flags |= wire.FlagAckRequired
+		p.sinceAck.frames, p.sinceAck.bytes = 0, 0
+	}
+	return flags
 }
 
 // lastOfRun reports whether m ends a run of datagrams whose sender waits for their outcome.
@@ -412,7 +433,9 @@ func (p *Lane) send(now time.Duration, b *transport.Batch, o *frameOut, m *Msg, 
 	p.put(b, o, &h, m.Payload)
 	// Where in the stream it ends: a kernel's TCP acknowledges bytes, not messages
 	// (net/rds/tcp_send.c, rds_tcp_is_acked).
-	m.end = uint32(p.txOff + uint64(b.Bytes()))
+	if m.end = 0; !o.rdsd {
+		m.end = uint32(p.txOff + uint64(b.Bytes()))
+	}
 	p.inwrite.push(m)
 	m.where = inSent
 }

@@ -37,7 +37,7 @@ func (s *Socket) place(from *Peer, a conn.Arrival) conn.Verdict {
 		return conn.NoRoom
 	}
 	// This comes before the sink is asked, because a placed datagram cannot be taken back.
-	if !s.fitsRecvBudget(cost, t.Count) {
+	if !s.fitsRecvBudget(cost, t) {
 		return conn.NoRoom
 	}
 	cost, ok := s.sink.Place(from, a)
@@ -45,7 +45,7 @@ func (s *Socket) place(from *Peer, a conn.Arrival) conn.Verdict {
 		if l, is := s.sink.(Lacker); is && l.Lacked() {
 			// The node's memory is short, and the reader is not slow: unread datagrams of this socket
 			// are not the reason.
-			s.awaitRecvMemory(e.now, len(t.Body)+itemOverhead)
+			s.awaitRecvMemory(e.now, least(t, len(t.Body)+itemOverhead))
 			return conn.NoRoom
 		}
 		// Only the sink knows how large its memory is: the amount that fitted until now stands for
@@ -58,18 +58,31 @@ func (s *Socket) place(from *Peer, a conn.Arrival) conn.Verdict {
 	return conn.Placed
 }
 
-// fitsRecvBudget reports whether the memory budget has room for a message of count
-// datagrams.
-func (s *Socket) fitsRecvBudget(cost, count int) bool {
+// least is for how much memory to wait when a message that takes cost finds none: of what its
+// sender joined, for the largest datagram, because it sends each message apart then.
+func least(t wire.Train, cost int) int {
+	if !t.Joined {
+		return cost
+	}
+	largest := 0
+	for c := t.Cut(); c.Left() > 0; {
+		d, _ := c.Next()
+		largest = max(largest, len(d))
+	}
+	return largest + itemOverhead
+}
+
+// fitsRecvBudget reports whether the memory budget has room for a message.
+func (s *Socket) fitsRecvBudget(cost int, t wire.Train) bool {
 	e := s.e
 	if int64(cost) <= e.room() && e.tally.fits(s.opt.Account, cost) {
 		return true
 	}
-	e.ctr.MemoryRefused += uint64(count)
+	e.ctr.MemoryRefused += uint64(t.Count)
 	e.cfg.Budget.Refused.Add(1)
 	// Others hold the memory, with other engines perhaps, and do not call here when they give
 	// it back: the socket is in a list that is looked at.
-	s.awaitRecvMemory(e.now, cost)
+	s.awaitRecvMemory(e.now, least(t, cost))
 	return false
 }
 

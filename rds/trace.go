@@ -71,6 +71,7 @@ type Traced struct {
 	Seq         uint64 // 0: it has none yet, or will have none
 	Incarnation uint64 // the sender's, towards the receiver; 0: of a kernel, or of none
 	Count       int    // datagrams
+	Before, Of  int    // it left in one frame, of so many datagrams, with others, and so many before it; 0: alone
 	Bytes       int    // payload
 	Accepted    bool
 	Outcome     conn.Outcome
@@ -101,6 +102,7 @@ func (e *Engine) traced(stage Stage, m *conn.Msg) (t Traced, ok bool) {
 	if c := f.pe.c; c != nil {
 		t.Lane, _ = c.Lane(m)
 		t.Incarnation = c.Incarnation()
+		t.Before, t.Of = c.Among(m)
 	}
 	return t, true
 }

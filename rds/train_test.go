@@ -5,6 +5,7 @@ import (
 	"math/rand"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -243,4 +244,55 @@ func BenchmarkCore64Train(b *testing.B) {
 		to.s.ReadAll(w.now)
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/8/count, "ns/datagram")
+}
+
+// What is sent in a frame with others finds room one by one if there is none for all: memory that
+// a reader who has stopped holds for ever does not stop it, and the order stays.
+func TestJoinedFindsRoomApart(t *testing.T) {
+	for _, queue := range []bool{false, true} {
+		w := newPair(t)
+		w.b.cfg.Budget = &Budget{Limit: 4000}
+		stopped := bindBox(t, w.b, 4000, 1<<20, SocketOptions{})
+		a := bindBox(t, w.a, 5000, 1<<20, SocketOptions{})
+		to, read := netip.AddrPort{}, (func() []string)(nil)
+		if queue {
+			s, _ := w.b.Bind(4001, SocketOptions{})
+			to, read = s.Addr(), func() (got []string) {
+				for d, ok := s.Queue().Recv(); ok; d, ok = s.Queue().Recv() {
+					got = append(got, string(d.Payload))
+					d.Release()
+				}
+				s.ReadAll(w.now)
+				return got
+			}
+		} else {
+			b := bindBox(t, w.b, 4001, 1<<20, SocketOptions{})
+			to, read = b.s.Addr(), func() []string { return b.read(w.now, len(b.got)) }
+		}
+		toStopped, d := mustOpen(t, a.s, stopped.s.Addr(), nil), mustOpen(t, a.s, to, nil)
+		for range 2 {
+			if err := a.s.Post(w.now, toStopped, wire.One(make([]byte, 1800)), 0, 0, Reported, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var sent []string
+		for i := range 9 {
+			sent = append(sent, strings.Repeat(string(rune('a'+i)), 90+i))
+			if err := a.s.Post(w.now, d, uniform(sent[i]), 0, 0, Reported, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.run()
+		if c := w.b.Counters(); c.MemoryRefused != 9 || w.a.Counters().SendJoined != 2+9 {
+			t.Fatalf("queue %v: %d datagrams left together, and %d were refused for want of memory; want the two before them and these 9, and all 9", queue, w.a.Counters().SendJoined, c.MemoryRefused)
+		}
+		var got []string
+		w.until(10*soon, func() bool {
+			got = append(got, read()...)
+			return len(got) == len(sent)
+		})
+		if !slices.Equal(got, sent) {
+			t.Errorf("queue %v: %d of %d datagrams came in order beside a reader that holds %d of 4000 bytes", queue, len(got), len(sent), stopped.s.Info().RecvMem)
+		}
+	}
 }

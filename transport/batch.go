@@ -83,6 +83,26 @@ func (b *Batch) Frame(payload []byte) []byte {
 	return b.stage[n : n+48]
 }
 
+// SpaceRoom reports whether a frame whose payload is written in place (Space) still fits.
+// One frame always fits into an empty batch.
+func (b *Batch) SpaceRoom(n int) bool {
+	return b.frames == 0 || b.size+48+n <= BatchBytes && len(b.stage)+48+n <= cap(b.stage) && len(b.pieces)+2 < BatchPieces
+}
+
+// Space adds a frame with n bytes of payload and returns where header and payload are to be
+// written before the batch is sent. Like Frame it works without room.
+func (b *Batch) Space(n int) (raw, payload []byte) {
+	if len(b.stage)+48+n > cap(b.stage) {
+		b.Seal()
+		b.stage, b.from = make([]byte, 0, max(stageBytes, 48+n)), 0
+	}
+	at := len(b.stage)
+	b.stage = b.stage[:at+48+n]
+	b.size += 48 + n
+	b.frames++
+	return b.stage[at : at+48], b.stage[at+48:]
+}
+
 // Seal ends the building; Pieces may be called from now on.
 func (b *Batch) Seal() {
 	if b.from < len(b.stage) {

@@ -141,7 +141,7 @@ func trainVector(t *testing.T, v *wiretest.Vector, invalid bool) {
 	body := make([]byte, v.Number(t, "len", 32))
 	got, err := wire.ParseTrain(&e, body)
 	if invalid {
-		if err != wire.ErrTrain || got.Body != nil || got.Count != 0 || got.Table {
+		if err != wire.ErrTrain || got.Body != nil || got.Count != 0 || got.Table || got.Joined {
 			t.Errorf("%v, %+v", err, got)
 		}
 		return
@@ -153,8 +153,9 @@ func trainVector(t *testing.T, v *wiretest.Vector, invalid bool) {
 		}
 		return
 	}
-	if err != nil || got.Count != count || got.Table != table || len(got.Body) != len(body) {
-		t.Errorf("%v, parsed %d datagrams, table %v; want %d, %v", err, got.Count, got.Table, count, table)
+	joined := v.Number(t, "joined", 1) != 0
+	if err != nil || got.Count != count || got.Table != table || got.Joined != joined || len(got.Body) != len(body) {
+		t.Errorf("%v, parsed %d datagrams, table %v, joined %v; want %d, %v, %v", err, got.Count, got.Table, got.Joined, count, table, joined)
 	}
 	if got.Ext() != e {
 		t.Errorf("encoded %x", got.Ext())

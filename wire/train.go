@@ -21,6 +21,9 @@ const (
 const (
 	trainUniform = 0 // all datagrams equally long, one behind the other
 	trainTable   = 1 // their lengths, 4 bytes each, then the datagrams
+
+	// trainJoined in the byte behind the form: see Train.Joined. The other bits are ignored.
+	trainJoined = 1
 )
 
 // Train is a run of datagrams of one flow under one header, from the memory of the client
@@ -33,10 +36,14 @@ const (
 // own datagrams only.
 //
 // Count 1 without Table is a plain datagram (One).
+//
+// Joined says that the sending node has made it of messages that it can also send apart, if
+// there is no room for all.
 type Train struct {
-	Body  []byte
-	Count int
-	Table bool
+	Body   []byte
+	Count  int
+	Table  bool
+	Joined bool
 }
 
 // One is a plain datagram.
@@ -63,6 +70,9 @@ func (t Train) Ext() (e [ExtLen]byte) {
 	if t.Table {
 		e[3] = trainTable
 	}
+	if t.Joined {
+		e[4] = trainJoined
+	}
 	return e
 }
 
@@ -73,7 +83,7 @@ func ParseTrain(e *[ExtLen]byte, body []byte) (t Train, err error) {
 	if e[0] != ExtTrain {
 		return One(body), nil
 	}
-	t = Train{Body: body, Count: int(binary.BigEndian.Uint16(e[1:])), Table: e[3] == trainTable}
+	t = Train{Body: body, Count: int(binary.BigEndian.Uint16(e[1:])), Table: e[3] == trainTable, Joined: e[4]&trainJoined != 0}
 	if e[3] > trainTable || t.Count == 0 || t.Count > MaxTrain || len(body) > MaxTrainBytes ||
 		t.Table && len(body) < t.Count*TableEntry || !t.Table && len(body)%t.Count != 0 {
 		return Train{}, ErrTrain

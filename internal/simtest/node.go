@@ -35,8 +35,8 @@ type node struct {
 	locked bool    // an application is in the middle of its step
 	depth  int     // what is under way will be compared with the model when it is over
 
-	offering uint64            // sequence of the frame the engine is given
-	posted   map[linkKey]*post // by lane and sequence it last left with
+	offering uint64              // sequence of the frame the engine is given
+	posted   map[linkKey][]*post // by lane and sequence it last left with
 	frozen   bool
 	deferred []func()
 }
@@ -65,7 +65,7 @@ func (n *node) start() {
 	n.cfg.Budget = &rds.Budget{Limit: n.w.drawBudget()}
 	n.epoch++
 	n.views = map[*conn.Lane]*view{}
-	n.posted = map[linkKey]*post{}
+	n.posted = map[linkKey][]*post{}
 	n.frozen, n.deferred = false, nil
 	n.boot()
 	ep := n.epoch

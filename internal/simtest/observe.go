@@ -131,9 +131,10 @@ func (n *node) observeRefusals(l *link, h *wire.Header, payload []byte) {
 		return
 	}
 	wire.ParseRefusals(payload, func(r wire.Refusal) error {
-		p := n.posted[linkKey{l.p, r.Seq}]
-		if p != nil && !p.a.dead && p.left == len(p.recs) && !p.split && p.cell != 0 && p.cell == p.sent && p.cell&(1<<conn.CellLane-1) == r.Seq {
-			n.w.fail("D5: %v was refused as number %d, which its cell still has", p.recs[0], r.Seq)
+		for _, p := range n.posted[linkKey{l.p, r.Seq}] {
+			if !p.a.dead && p.left == len(p.recs) && !p.split && p.cell != 0 && p.cell == p.sent && p.cell&(1<<conn.CellLane-1) == r.Seq {
+				n.w.fail("D5: %v was refused as number %d, which its cell still has", p.recs[0], r.Seq)
+			}
 		}
 		return nil
 	})
@@ -216,7 +217,10 @@ func (n *node) observeOut(l *link, b *transport.Batch) {
 				}
 				if r.post != nil {
 					r.post.observe(w, r, l.p.Index(), h.Seq, count)
-					n.posted[linkKey{l.p, h.Seq}] = r.post
+					// Those of a frame come one behind the other.
+					if k := (linkKey{l.p, h.Seq}); len(n.posted[k]) == 0 || n.posted[k][len(n.posted[k])-1] != r.post {
+						n.posted[k] = append(n.posted[k], r.post)
+					}
 				}
 			})
 		}

@@ -54,6 +54,7 @@ type Counters struct {
 	ReceivedBytes    uint64 `name:"received_bytes" own:"1" help:"bytes taken from links, headers included"`
 	SentFrames       uint64 `name:"sent_frames" own:"1" help:"frames given to links"`
 	ReceivedFrames   uint64 `name:"received_frames" own:"1" help:"frames taken from links"`
+	SendJoined       uint64 `name:"send_joined" own:"1" help:"datagrams that left in one frame with others that were posted apart"`
 	Retransmitted    uint64 `name:"retransmitted_frames" own:"1" help:"frames sent again"`
 	AckOnlySent      uint64 `name:"ack_only_sent" own:"1" help:"frames sent for their acknowledgement alone"`
 	AckOnlyReceived  uint64 `name:"ack_only_received" own:"1" help:"frames received for their acknowledgement alone"`

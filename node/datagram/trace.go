@@ -265,9 +265,15 @@ func (t *Trace) event(now time.Duration, x *rds.Traced) (e TraceEvent, ok bool) 
 	if number%t.rule.Every != 0 {
 		return e, false
 	}
-	return TraceEvent{Stage: x.Stage, Src: x.Src, Dst: x.Dst, Lane: x.Lane, Seq: x.Seq, Incarnation: x.Incarnation, Count: x.Count, Bytes: x.Bytes,
-		// Of a train the same one at both nodes, and another one each time.
-		Member: int(number / t.rule.Every % uint64(max(x.Count, 1))),
+	// Of a train the same one at both nodes, and another one each time. Messages that left together
+	// are one train to the receiver, and that one is of one of them.
+	count := max(x.Count, x.Of, 1)
+	member := int(number / t.rule.Every % uint64(count))
+	if x.Of > 0 && (member < x.Before || member >= x.Before+x.Count) {
+		return e, false
+	}
+	return TraceEvent{Stage: x.Stage, Src: x.Src, Dst: x.Dst, Lane: x.Lane, Seq: x.Seq, Incarnation: x.Incarnation, Count: count, Bytes: x.Bytes,
+		Member: member,
 		At:     t.wall + int64(now), Outcome: x.Outcome, Why: x.Why, Verdict: x.Verdict, Err: x.Err}, true
 }
 

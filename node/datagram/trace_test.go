@@ -171,3 +171,24 @@ func TestWallOfZero(t *testing.T) {
 		}
 	}
 }
+
+// TestTraceOfJoined: of messages that left in one frame, which is one train to its receiver, the one
+// is told of that has the datagram that the receiver tells of.
+func TestTraceOfJoined(t *testing.T) {
+	for seq := range uint64(24) {
+		from, to := begun(1), begun(1)
+		h := &Local{}
+		to.note(h, 7, &rds.Traced{Stage: rds.StagePlaced, Src: traceSrc, Dst: traceDst, Seq: seq + 1, Count: 6, Bytes: 60})
+		for before, count := range map[int]int{0: 1, 1: 2, 3: 3} {
+			from.note(h, 7, &rds.Traced{Stage: rds.StageLeft, Src: traceSrc, Dst: traceDst, Seq: seq + 1, Count: count, Bytes: 10 * count, Before: before, Of: 6})
+		}
+		placed, _ := to.Take(nil, 9)
+		left, _ := from.Take(nil, 9)
+		if len(placed) != 1 || len(left) != 1 || left[0].Member != placed[0].Member || left[0].Count != 6 {
+			t.Errorf("sequence %d: its sender tells of %+v, its receiver of %+v", seq+1, left, placed)
+		}
+		if member := left[0].Member; left[0].Bytes != map[bool]int{true: 10}[member == 0]+map[bool]int{true: 20}[member == 1 || member == 2]+map[bool]int{true: 30}[member > 2] {
+			t.Errorf("datagram %d of 6 is told of as one of a message of %d bytes", member, left[0].Bytes)
+		}
+	}
+}

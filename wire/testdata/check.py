@@ -67,7 +67,7 @@ def train(ext: bytes, length: int) -> dict[str, int] | None:
         return None
     if form and length < 4 * count or not form and length % count:
         return None
-    return {"count": count} | ({"table": 1} if form else {})
+    return {"count": count} | ({"table": 1} if form else {}) | ({"joined": 1} if ext[4] & 1 else {})
 
 
 def table(b: bytes, count: int) -> list[str]:

@@ -131,7 +131,8 @@ func (l *Log) add(node int, e *rdsd.TraceEvent) {
 		l.lost++
 		return
 	}
-	j.Member, j.Datagrams, j.Bytes = e.Member, e.Datagrams, e.Bytes
+	// Of a train that was made of several messages the sender knows the bytes of one.
+	j.Member, j.Datagrams, j.Bytes = e.Member, e.Datagrams, max(j.Bytes, e.Bytes)
 	switch e.Stage {
 	case rdsd.TraceLeft:
 		if !j.Left.IsZero() {
