@@ -21,9 +21,8 @@ import (
 // event, and nothing has to be cleared.
 //
 // A client that sends a byte instead of writing to an eventfd rings the other end of its Alarm,
-// and has no Bell (NewDoorbell). What it sends stands in a queue of its own; the daemon takes it
-// out now and then without waiting, each byte is an event of its own, and a client that finds
-// the queue full has rung. It must pass no descriptors there: the last close of one may take as long as its owner likes.
+// and has no Bell (NewDoorbell). What it sends stands in a queue of its own; each byte is an event,
+// at which the daemon takes it out without waiting, and a client that finds the queue full has rung. It must pass no descriptors there: the last close of one may take as long as its owner likes.
 //
 // Alarm, daemon to client, is a pair of connected sockets. The daemon's end is an open file of
 // its own, each send says itself that it must not block, and the kernel holds no lock meanwhile
@@ -62,8 +61,7 @@ type Alarm struct {
 	Costly func(error)
 
 	fd      int
-	hears   bool   // NewDoorbell made it
-	heard   uint32 // times that Hear was called; its caller's
+	hears   bool // NewDoorbell made it
 	toll    toll.Toll
 	muted   atomic.Bool
 	closed  atomic.Bool
@@ -136,21 +134,14 @@ func (a *Alarm) FD() int { return a.fd }
 // Hears reports whether the client rings here.
 func (a *Alarm) Hears() bool { return a.hears }
 
-const (
-	// hearEvery is after how many events the daemon takes out what the client has sent. A client
-	// rings once for each time that the daemon sleeps, so there are few; its queue has room for
-	// more than a hundred.
-	hearEvery = 16
-	// hearMost bounds what is taken out at once, in pieces; the rest does no harm.
-	hearMost = 64
-)
+// hearMost bounds what is taken out at once, in pieces; the queue of a client holds less unless
+// it has asked for more.
+const hearMost = 64
 
-// Hear follows an event of FD: the client has rung. It does not wait. An error ends the
-// client: EBADMSG, it has passed a descriptor; or it was too costly to hear.
+// Hear follows an event of FD: the client has rung. It takes out all that the client has sent, for
+// a client that finds its queue full takes the daemon for rung. It does not wait. An error ends
+// the client: EBADMSG, it has passed a descriptor; or it was too costly to hear.
 func (a *Alarm) Hear() error {
-	if a.heard++; a.heard%hearEvery != 0 {
-		return nil
-	}
 	var b [4096]byte
 	m := a.toll.Begin()
 	taken, rights := 0, false

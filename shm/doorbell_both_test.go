@@ -57,17 +57,18 @@ func TestDoorbellRingsBothWays(t *testing.T) {
 	if a.Ring(); !rang(client) || rung() {
 		t.Error("the daemon's ring is not heard, or heard by itself")
 	}
-	// One that rings for nothing all the time is heard when it has been listened to.
+	// One that rings for nothing all the time fills its queue, which is one event, and is heard
+	// when that has been taken out.
 	soon(t, "ringing", func() {
 		for range 10_000 {
 			Ring(client)
 		}
 	})
-	rung()
-	for range hearEvery {
-		if err := a.Hear(); err != nil {
-			t.Fatal(err)
-		}
+	if !rung() {
+		t.Error("ten thousand rings are not heard")
+	}
+	if err := a.Hear(); err != nil {
+		t.Fatal(err)
 	}
 	if Ring(client); !rung() {
 		t.Error("it is not heard any more")
@@ -87,10 +88,7 @@ func TestDoorbellBringsNoDescriptors(t *testing.T) {
 		t.Fatal("not sent", err)
 	}
 	before := openFDs(t)
-	err = nil
-	for range hearEvery {
-		err = errors.Join(err, a.Hear())
-	}
+	err = a.Hear()
 	if !errors.Is(err, unix.EBADMSG) || openFDs(t) != before {
 		t.Errorf("a descriptor was passed: %v; %d are open, %d were", err, openFDs(t), before)
 	}
