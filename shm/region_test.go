@@ -64,6 +64,9 @@ func heapRegion(t testing.TB, s Spec) *Region {
 		t.Fatal(err)
 	}
 	words := make([]uint64, h.RegionBytes/8)
+	for i := range words { // a host looks whether what it is pointed to has been touched
+		words[i] = 0
+	}
 	r := &Region{Header: h, FD: -1, LendFD: -1, ownFD: -1, mem: unsafe.Slice((*byte)(unsafe.Pointer(&words[0])), h.RegionBytes)}
 	h.Put(r.mem)
 	r.lay()

@@ -17,7 +17,7 @@ func TestDescriptorsNeeded(t *testing.T) {
 		{"a peer has lanes", func(c *config.Config) { c.Limits.MaxPeers++ }, 4},
 		{"a lane is every peer's", func(c *config.Config) { c.RDS.Lanes++ }, 10},
 		{"a handshake", func(c *config.Config) { c.Limits.MaxHandshakes++ }, 1},
-		{"a client with rings", func(c *config.Config) { c.Limits.MaxClients++ }, 6},
+		{"a client with rings", func(c *config.Config) { c.Limits.MaxClients++ }, 2},
 		{"an export's store", func(c *config.Config) { c.Volumes.MaxExports++ }, 1},
 		{"a volume's socket and its connection", func(c *config.Config) { c.Volumes.MaxMappings++ }, 2},
 		{"a session of volumes", func(c *config.Config) { c.Volumes.MaxSessions++ }, 2},
@@ -30,7 +30,7 @@ func TestDescriptorsNeeded(t *testing.T) {
 			t.Errorf("%s: %d more, want %d", c.what, n-before, c.more)
 		}
 	}
-	if n := DescriptorsNeeded(&config.Config{}); n != maxHTTPConns+base.BaseFDs {
-		t.Errorf("%d for nobody, want %d", n, maxHTTPConns+base.BaseFDs)
+	if n := DescriptorsNeeded(&config.Config{}); n != maxHTTPConns+base.BaseFDs+base.RingMakingFDs {
+		t.Errorf("%d for nobody, want %d", n, maxHTTPConns+base.BaseFDs+base.RingMakingFDs)
 	}
 }
