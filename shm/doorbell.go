@@ -21,8 +21,10 @@ import (
 // event, and nothing has to be cleared.
 //
 // A client that sends a byte instead of writing to an eventfd rings the other end of its Alarm,
-// and has no Bell (NewDoorbell). What it sends stands in a queue of its own; each byte is an event,
-// at which the daemon takes it out without waiting, and a client that finds the queue full has rung. It must pass no descriptors there: the last close of one may take as long as its owner likes.
+// and has no Bell (NewDoorbell). What it sends stands in a queue of its own; each byte is an event.
+// The daemon takes it out without waiting after an event and before it sleeps again, so that a client
+// that finds the queue full has rung. It must pass no descriptors there: the last close of one may
+// take as long as its owner likes.
 //
 // Alarm, daemon to client, is a pair of connected sockets. The daemon's end is an open file of
 // its own, each send says itself that it must not block, and the kernel holds no lock meanwhile
@@ -138,8 +140,9 @@ func (a *Alarm) Hears() bool { return a.hears }
 // it has asked for more.
 const hearMost = 64
 
-// Hear follows an event of FD: the client has rung. It takes out all that the client has sent, for
-// a client that finds its queue full takes the daemon for rung. It does not wait. An error ends
+// Hear follows an event of FD: the client has rung. It takes out all that the client has sent, before
+// the daemon sleeps: a client that finds its queue full takes the daemon for rung. A ring that comes
+// meanwhile may be no event, so its caller looks at the rings afterwards. It does not wait. An error ends
 // the client: EBADMSG, it has passed a descriptor; or it was too costly to hear.
 func (a *Alarm) Hear() error {
 	var b [4096]byte

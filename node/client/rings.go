@@ -45,6 +45,7 @@ type ringSock struct {
 	felt    felt            // guarded by front.mu
 	share   *datagram.Share // of its user; the reactor's thread alone
 	left    bool            // post was shown and not taken; the reactor's thread alone
+	rung    bool            // the client's rings stand in the queue of alarm; the reactor's thread alone
 	took    int             // descriptors taken the last time that there were any; the reactor's thread alone
 	point   uint64          // descriptors posted before the Cancel or Flush under way; the reactor's thread alone
 	marks   []cancelMark    // the reactor's thread alone
@@ -152,6 +153,15 @@ func (r *ringSock) Sleep() bool {
 	if r.left && !r.blocked.Load() {
 		return false
 	}
+	if r.rung {
+		// Not when it rang: what it rang for comes first. A ring that is taken out here is no
+		// event any more, so it is done before the last look.
+		r.rung = false
+		if err := r.alarm.Hear(); err != nil {
+			r.ctl.fail(err)
+			return false
+		}
+	}
 	return r.End.Sleep() || r.blocked.Load() && !r.End.HasRoom()
 }
 
@@ -161,12 +171,7 @@ func (r *ringSock) Wake() { r.End.Wake() }
 // Ready is called when the doorbell rang.
 func (r *ringSock) Ready(uint32) {
 	guard.Point("ring.bell")
-	if r.alarm.Hears() {
-		if err := r.alarm.Hear(); err != nil {
-			r.ctl.fail(err)
-			return
-		}
-	}
+	r.rung = r.alarm.Hears()
 	r.react.Hot(r)
 }
 
