@@ -167,7 +167,7 @@ func TestWritten(t *testing.T) {
 // TestWrittenOfSwappedOut: what the client has touched is found where it was swapped out, too.
 func TestWrittenOfSwappedOut(t *testing.T) {
 	if !Swaps() {
-		t.Skip("this system has no swap")
+		t.Skip("elsewhere: this system has no swap")
 	}
 	h, m := untouched(t, testSpec())
 	at, n := h.r.SendArenaOff, 64*pageBytes
