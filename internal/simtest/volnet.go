@@ -94,7 +94,7 @@ func (p *volProcess) rewritable(b []byte) bool {
 // reads reports whether a link that is being closed may still read b.
 func (p *volProcess) reads(b []byte) bool {
 	for _, k := range p.links {
-		if k.hung && !k.idle() && k.posted[unsafe.SliceData(b)] {
+		if k.hung && !k.idle() && slices.Contains(k.posted, unsafe.SliceData(b)) {
 			return true
 		}
 	}
@@ -180,13 +180,12 @@ type volLink struct {
 	transport.OneSidedHandler
 	p      *volProcess
 	dom    *volDomain
-	hung   bool           // Close was called
-	ops    int            // that were posted and have not been told to be sent
-	posted map[*byte]bool // where the data begins of what was posted
+	hung   bool    // Close was called
+	posted []*byte // where the data begins of each operation that has not been told to be sent
 }
 
 func (p *volProcess) newLink(l transport.OneSided, d *volDomain) *volLink {
-	k := &volLink{OneSided: l, p: p, dom: d, posted: map[*byte]bool{}}
+	k := &volLink{OneSided: l, p: p, dom: d}
 	p.links = append(p.links, k)
 	return k
 }
@@ -216,24 +215,21 @@ func (k *volLink) idle() bool {
 	if c, ok := k.OneSided.(connection); ok {
 		return c.Idle()
 	}
-	return k.ops == 0 // what is under way when a device's link is closed is told by Closed alone
+	return len(k.posted) == 0 // what is under way when a device's link is closed is told by Closed alone
 }
 
 func (k *volLink) Sent(n int) {
-	k.ops -= n
+	k.posted = k.posted[min(n, len(k.posted)):]
 	k.OneSidedHandler.Sent(n)
 }
 
 func (k *volLink) Post(op *transport.Op) {
 	if k.idle() {
-		clear(k.posted)
+		k.posted = k.posted[:0]
 	}
 	k.p.says(k.LocalAddr().Addr(), op)
-	k.ops++
+	k.posted = append(k.posted, unsafe.SliceData(op.Data)) // before Post, which may tell that it is sent
 	k.OneSided.Post(op)
-	if op.Data != nil {
-		k.posted[unsafe.SliceData(op.Data)] = true
-	}
 }
 
 // Close is told to the thread that reads the link, which takes a moment.
