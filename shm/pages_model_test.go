@@ -87,6 +87,10 @@ func TestPagesModel(t *testing.T) {
 			if n := allocated(t, h.r.ownFD); n > h.Paid() || h.Paid() != p.taken-p.given {
 				t.Fatalf("step %d: %d bytes have memory, %d are paid for, %d of them going", step, n, h.Paid(), going)
 			}
+			// Used is what is paid for and what was seen of the client's part, no more than is there.
+			if theirs := int(h.Used()) - h.Paid(); theirs < 0 || theirs > allocated(t, h.r.FD) || released > 0 && theirs == 0 {
+				t.Fatalf("step %d: %d bytes are in use, %d of them paid for; of the client's part %d are there", step, h.Used(), h.Paid(), allocated(t, h.r.FD))
+			}
 		}
 	}
 }

@@ -133,6 +133,25 @@ func allocated(t *testing.T) (bytes int) {
 	return bytes << 10
 }
 
+// TestOftenRung: a client that has rung more often than its doorbell holds, and each time for
+// nothing, is heard when it rings for something.
+func TestOftenRung(t *testing.T) {
+	_, cfg := startClients(t)
+	addr := cfg.RDS.Addresses[0]
+	r := clienttest.AttachRing(t, cfg, clienttest.OneDoorbell(addr, 0))
+	defer r.Close()
+	asleep := func() bool { return r.Region.DaemonSleeps().Load() != 0 }
+	var tag uint64
+	for n := uint64(1); n <= 3; n++ {
+		for range 5000 {
+			shm.Ring(r.Bell)
+		}
+		await.Until(t, 5*time.Second, "the daemon sleeps", asleep)
+		r.Post(t, netip.AddrPortFrom(addr, uint16(r.Bound.GetLocal().GetPort())), 1, 1, &tag)
+		await.Until(t, 5*time.Second, "it has come", func() bool { return r.Region.RecvTail().Load() == n })
+	}
+}
+
 // TestRegionsLinger: a client that closes its socket and keeps its region goes on paying for
 // what the daemon has put there, and counts as a client, until it lets go: of the region, or of
 // its doorbell, after which nothing is left in the region.
