@@ -445,8 +445,14 @@ func (r *Region) dropRest() {
 		return
 	}
 	_ = unix.Madvise(r.rest, unix.MADV_REMOVE) // the range is mapped to write, and not sealed
-	_ = unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(r.rest)), uintptr(len(r.rest)))
-	r.rest = nil
+	r.unmapRest()
+}
+
+func (r *Region) unmapRest() {
+	if r.rest != nil {
+		_ = unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(r.rest)), uintptr(len(r.rest)))
+		r.rest = nil
+	}
 }
 
 // Disown closes the daemon's part here, even if other processes have it, and leaves its pages
@@ -458,10 +464,7 @@ func (r *Region) Disown() {
 	r.mapping.Lock()
 	defer r.mapping.Unlock()
 	r.held = false
-	if r.rest != nil {
-		_ = unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(r.rest)), uintptr(len(r.rest)))
-		r.rest = nil
-	}
+	r.unmapRest()
 }
 
 // Abandoned reports whether no other process has the daemon's part any more, mapped or as a

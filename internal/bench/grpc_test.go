@@ -40,11 +40,8 @@ func grpcWay(bytes, batch int) func(time.Duration) (sample, error) {
 			return sample{}, err
 		}
 		a := args{Bytes: bytes, Batch: batch, Target: filepath.Join(dir, "s"), Collector: true}
-		server, err := w.role(roleGRPCServer, a)
+		server, err := w.begun(roleGRPCServer, a)
 		if err != nil {
-			return sample{}, err
-		}
-		if err := w.ready(server); err != nil {
 			return sample{}, err
 		}
 		if _, err := w.role(roleGRPCClient, a); err != nil {
@@ -64,11 +61,7 @@ func grpcTrip(bytes int) func(time.Duration) (sample, error) {
 			return sample{}, err
 		}
 		a := args{Bytes: bytes, Batch: 1, Target: filepath.Join(dir, "s"), Collector: true, Calls: grpcEcho}
-		server, err := w.role(roleGRPCServer, a)
-		if err != nil {
-			return sample{}, err
-		}
-		if err := w.ready(server); err != nil {
+		if _, err := w.begun(roleGRPCServer, a); err != nil {
 			return sample{}, err
 		}
 		ping, err := w.role(roleGRPCPing, a)

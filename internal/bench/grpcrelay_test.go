@@ -45,19 +45,11 @@ func grpcRelayTrip(bytes int) func(time.Duration) (sample, error) {
 		for i := range ends { // the first listens for the other
 			ends[i] = args{Bytes: bytes, Batch: 1, Collector: true, Target: filepath.Join(dir, strconv.Itoa(i)), First: i == 0,
 				Local: net.JoinHostPort("127.0.0.1", strconv.Itoa(port))}
-			relay, err := w.role(roleGRPCRelay, ends[i])
-			if err != nil {
-				return sample{}, err
-			}
-			if err := w.ready(relay); err != nil {
+			if _, err := w.begun(roleGRPCRelay, ends[i]); err != nil {
 				return sample{}, err
 			}
 		}
-		echo, err := w.role(roleGRPCEcho, ends[1])
-		if err != nil {
-			return sample{}, err
-		}
-		if err := w.ready(echo); err != nil {
+		if _, err := w.begun(roleGRPCEcho, ends[1]); err != nil {
 			return sample{}, err
 		}
 		ping, err := w.role(roleGRPCPing, ends[0])
@@ -71,8 +63,7 @@ func grpcRelayTrip(bytes int) func(time.Duration) (sample, error) {
 // relayServer joins the one stream of its client with a connection.
 type relayServer struct {
 	rdsdv1.UnimplementedDatagramsServer
-	peer  func() (net.Conn, error) // waits for the connection
-	board *board
+	peer func() (net.Conn, error) // waits for the connection
 }
 
 // Open passes messages on, both ways, until the stream or the connection ends.
@@ -142,7 +133,7 @@ func runGRPCRelay(r *role) error {
 	}
 	defer os.Remove(r.Target)
 	srv := grpc.NewServer()
-	rdsdv1.RegisterDatagramsServer(srv, &relayServer{peer: sync.OnceValues(peer), board: r.board})
+	rdsdv1.RegisterDatagramsServer(srv, &relayServer{peer: sync.OnceValues(peer)})
 	r.board.set(wordReady, 1)
 	return srv.Serve(l)
 }

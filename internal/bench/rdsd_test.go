@@ -199,6 +199,15 @@ func (w *world) ready(p *proc) error {
 	return w.until(p.name+" is bound", func() bool { return p.board.load(wordReady) == 1 })
 }
 
+// begun starts a role and waits until it is ready.
+func (w *world) begun(role string, a args) (*proc, error) {
+	p, err := w.role(role, a)
+	if err == nil {
+		err = w.ready(p)
+	}
+	return p, err
+}
+
 // oneNode runs a program of one node, whose daemon makes pairs or not.
 func oneNode(pairs string, run func(w *world, ds []*daemon) (*proc, error)) func(time.Duration) (sample, error) {
 	return func(d time.Duration) (sample, error) {

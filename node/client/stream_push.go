@@ -73,7 +73,7 @@ func (s *sockStream) write(news bool) error {
 		var did bool
 		var err error
 		// What may wait goes behind the datagrams that it has waited for, with them.
-		if behind := news && s.allWaits(); behind {
+		if news && s.allWaits() {
 			if news, err = s.writeNews(); err != nil {
 				return err
 			}

@@ -235,6 +235,20 @@ func (st *fakeStream) sendCancelled(m *rdsdv1.ClientMessage, cancelled, inFlight
 	st.send(sm)
 }
 
+// answerFlush answers a Flush, which comes next.
+func (st *fakeStream) answerFlush() {
+	st.t.Helper()
+	f := st.next()
+	if f.WhichBody() != rdsdv1.ClientMessage_Flush_case {
+		st.t.Fatalf("got %v, want the Flush", f)
+	}
+	r := &rdsdv1.FlushResult{}
+	r.SetId(f.GetFlush().GetId())
+	m := &rdsdv1.ServerMessage{}
+	m.SetFlushResult(r)
+	st.send(m)
+}
+
 func (st *fakeStream) sendOutcome(first uint64, count uint32, kind rdsdv1.OutcomeKind, reason string) {
 	st.t.Helper()
 	o := &rdsdv1.Outcome{}

@@ -52,15 +52,7 @@ func TestResultLater(t *testing.T) {
 		t.Errorf("got %v, want what has the daemon send the result", m)
 	}
 	st.sendResult(b)
-	f := st.next()
-	if f.WhichBody() != rdsdv1.ClientMessage_Flush_case {
-		t.Fatalf("got %v, want the Flush", f)
-	}
-	r := &rdsdv1.FlushResult{}
-	r.SetId(f.GetFlush().GetId())
-	m := &rdsdv1.ServerMessage{}
-	m.SetFlushResult(r)
-	st.send(m)
+	st.answerFlush()
 	if err := waitErr(t, flushed); err != nil {
 		t.Error(err)
 	}

@@ -380,15 +380,7 @@ func TestFlushAndCancelBehindPosts(t *testing.T) {
 	if a := <-cancelled; a.err != nil || a.r.Cancelled != 4 {
 		t.Errorf("cancelled %+v, want 4", a)
 	}
-	f := st.next()
-	if f.WhichBody() != rdsdv1.ClientMessage_Flush_case {
-		t.Fatalf("got %v, want the Flush", f)
-	}
-	r := &rdsdv1.FlushResult{}
-	r.SetId(f.GetFlush().GetId())
-	m := &rdsdv1.ServerMessage{}
-	m.SetFlushResult(r)
-	st.send(m)
+	st.answerFlush()
 	if err := waitErr(t, flushed); err != nil {
 		t.Error(err)
 	}

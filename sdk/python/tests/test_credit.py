@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from wire import SenderWire
 
 from rdsd import BatchError, CongestionChange, CongestionEvent, DaemonUnavailable, OutcomeKind
 from rdsd._core import BindOptions, SocketCore
 from rdsd._credit import MAX_WAYS, SLOW_AFTER, SMALL
 from rdsd._errors import make
 from rdsd._jobs import Mode, SendJob
-from rdsd._sending import BATCH_DATAGRAMS, Sender
+from rdsd._sending import BATCH_DATAGRAMS
 from rdsd._types import Address
 from rdsd.v1 import rdsd_pb2 as pb
 
@@ -18,14 +19,13 @@ B = Address("10.0.0.2", 8)
 CREDIT = 8  # datagrams
 
 
-class Wire:
+class Wire(SenderWire):
     """A Sender with credit, and the daemon's side by hand."""
 
     def __init__(self, *, outcomes: bool = False, credit: int = CREDIT, ask: bool = True) -> None:
-        self.sender = Sender(want_outcomes=outcomes)
+        super().__init__(outcomes=outcomes)
         self.sender.by_credit = True
         self.credit = credit
-        self.next_id = 0
         self.open()
         if ask:
             self.clear(A, A)
@@ -58,22 +58,6 @@ class Wire:
         assert job.posted
         assert job.call.result() == job.tags
         return job
-
-    def poll(self, now: float = 0.0) -> pb.SendBatch | None:
-        self.next_id += 1
-        message = self.sender.poll(self.next_id, now)
-        return None if message is None else message.send
-
-    def must_poll(self, now: float = 0.0) -> pb.SendBatch:
-        batch = self.poll(now)
-        assert batch is not None
-        return batch
-
-    def answer(self, batch: pb.SendBatch, *errors: tuple[int, int, int]) -> None:
-        result = pb.SendResult(id=batch.id)
-        for index, count, number in errors:
-            result.errors.add(index=index, count=count, errno=number)
-        self.sender.answered(result)
 
     def congestion(self, addr: Address, on: bool) -> None:
         self.sender.congestion(CongestionEvent(0, (CongestionChange(addr, on),)))

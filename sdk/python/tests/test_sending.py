@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 
 import pytest
+from wire import SenderWire
 
 from rdsd import BatchError, DaemonUnavailable, OutcomeKind, TimedOut, TooLarge, WouldBlock
 from rdsd._jobs import Mode, SendJob
-from rdsd._sending import BATCH_DATAGRAMS, Sender
+from rdsd._sending import BATCH_DATAGRAMS
 from rdsd._types import Address
 from rdsd.v1 import rdsd_pb2 as pb
 
@@ -16,14 +17,13 @@ A = Address("10.0.0.1", 7)
 B = Address("10.0.0.2", 7)
 
 
-class Wire:
+class Wire(SenderWire):
     """A Sender with a window, and the daemon's side by hand."""
 
     def __init__(
         self, *, window_bytes: int = 1000, batches: int = 8, outcomes: bool = False
     ) -> None:
-        self.sender = Sender(want_outcomes=outcomes)
-        self.next_id = 0
+        super().__init__(outcomes=outcomes)
         self.open(window_bytes, batches)
 
     def open(self, window_bytes: int, batches: int) -> None:
@@ -37,22 +37,6 @@ class Wire:
     ) -> SendJob:
         items: list[tuple[Address, bytes]] = [(A, p) for p in payloads]
         return self.sender.submit(items, mode, deadline)
-
-    def poll(self, now: float = 0.0) -> pb.SendBatch | None:
-        self.next_id += 1
-        message = self.sender.poll(self.next_id, now)
-        return None if message is None else message.send
-
-    def must_poll(self, now: float = 0.0) -> pb.SendBatch:
-        batch = self.poll(now)
-        assert batch is not None
-        return batch
-
-    def answer(self, batch: pb.SendBatch, *errors: tuple[int, int, int]) -> set[Address]:
-        result = pb.SendResult(id=batch.id)
-        for index, count, number in errors:
-            result.errors.add(index=index, count=count, errno=number)
-        return set(self.sender.answered(result))
 
     def outcome(self, first: int, count: int, kind: OutcomeKind) -> None:
         self.sender.ledger.decided([(first, first + count, kind, "")])
