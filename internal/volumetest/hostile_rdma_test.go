@@ -44,6 +44,11 @@ type rdmaRaider struct {
 	sent  int
 	ids   uint32
 
+	// As the victim's peer it speaks from the peer's address, by a port and a socket of its own: what
+	// the path carries for the victim waits for no lock of the raider's.
+	spoofs    *net.UDPConn
+	spoofFlow *roce.Flow
+
 	refusing  atomic.Bool   // what comes on connections is not taken; else wrong keys are used there
 	refused   atomic.Uint64 // of its writes
 	notReadys atomic.Uint64
@@ -117,6 +122,7 @@ func TestHostilePeerOverRDMA(t *testing.T) {
 func newRDMARaider(t *testing.T, w *world) *rdmaRaider {
 	r := &rdmaRaider{t: t, p: w.paths[0].(*rocePath), self: netip.MustParseAddr(w.at(raiderHost)), ids: rand.Uint32()}
 	r.sock = listenRoCE(t, netip.AddrPortFrom(r.self, roce.Port))
+	r.spoofs = listenRoCE(t, netip.AddrPortFrom(addrOf(r.p.sock).Addr(), 0))
 	flow, err := roce.NewFlow(netip.AddrPortFrom(r.self, roce.Port), r.p.ends[up])
 	if err != nil {
 		t.Fatal(err)
@@ -128,6 +134,7 @@ func newRDMARaider(t *testing.T, w *world) *rdmaRaider {
 	wg.Go(func() { r.listen(flow) }) // ends with the socket
 	t.Cleanup(func() {
 		r.sock.Close()
+		r.spoofs.Close()
 		wg.Wait()
 	})
 	return r
@@ -139,6 +146,9 @@ func (r *rdmaRaider) measure(c *nbd.Client, once func(*rdmaRaider), to netip.Add
 	r.to = to
 	var err error
 	if r.flow, err = roce.NewFlow(netip.AddrPortFrom(r.self, roce.Port), to); err != nil {
+		r.t.Fatal(err)
+	}
+	if r.spoofFlow, err = roce.NewFlow(addrOf(r.spoofs), to); err != nil {
 		r.t.Fatal(err)
 	}
 	stop, done := make(chan struct{}), make(chan struct{})
@@ -170,11 +180,19 @@ func (r *rdmaRaider) measure(c *nbd.Client, once func(*rdmaRaider), to netip.Add
 	return trips[len(trips)*99/100]
 }
 
-func (r *rdmaRaider) put(p *roce.Packet) {
+func (r *rdmaRaider) put(p *roce.Packet) { r.putFrom(r.sock, r.flow, p) }
+
+func (r *rdmaRaider) putFrom(sock *net.UDPConn, flow *roce.Flow, p *roce.Packet) {
 	b := p.Append(nil)
-	b = roce.AppendICRC(b, r.flow.ICRC(0, b))
-	_, _ = r.sock.WriteToUDPAddrPort(b, r.to) // what is refused is lost
+	b = roce.AppendICRC(b, flow.ICRC(0, b))
+	_, _ = sock.WriteToUDPAddrPort(b, r.to) // what is refused is lost
 	r.sent++
+}
+
+// addrOf is where a socket is.
+func addrOf(sock *net.UDPConn) netip.AddrPort {
+	at := sock.LocalAddr().(*net.UDPAddr).AddrPort()
+	return netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
 }
 
 func (r *rdmaRaider) mad(m []byte) {
@@ -233,17 +251,7 @@ func (r *rdmaRaider) elsewhere() { r.put(r.write()) }
 
 // spoof writes with the address of the victim's peer, and what of its numbers is on the wire. A
 // number that is expected would end the connection, as it would of the peer itself.
-func (r *rdmaRaider) spoof() {
-	p := r.write()
-	if r.to != r.p.ends[up] {
-		r.put(p)
-		return
-	}
-	r.p.mu.Lock()
-	defer r.p.mu.Unlock()
-	r.p.put(up, append(p.Append(nil), 0, 0, 0, 0))
-	r.sent++
-}
+func (r *rdmaRaider) spoof() { r.putFrom(r.spoofs, r.spoofFlow, r.write()) }
 
 // listen goes on with what is accepted.
 func (r *rdmaRaider) listen(flow *roce.Flow) {
