@@ -69,7 +69,7 @@ func (n *Node) rdmaDevices() (list []service.RDMADevice) {
 	}
 	for _, d := range r.devices {
 		s := d.State()
-		x := service.RDMADevice{Addr: s.Addr, MTU: s.MTU, QueuePairs: s.QueuePairs, Overrun: s.RecvOverrun}
+		x := service.RDMADevice{Addr: s.Addr, MTU: s.MTU, QueuePairs: s.QueuePairs, Keys: s.Keys, Overrun: s.RecvOverrun}
 		for _, c := range s.Counters {
 			x.Counters = append(x.Counters, service.RDMACounter{Name: c.Name, Value: c.Value})
 		}

@@ -212,9 +212,6 @@ func (m *Memory) Close() {
 	}
 }
 
-// Live reports whether key opens memory.
-func (m *Memory) Live(key uint32) bool { return m.live[key] != nil }
-
 // Len is how many keys there are.
 func (m *Memory) Len() int { return len(m.live) }
 

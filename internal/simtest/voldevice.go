@@ -135,7 +135,7 @@ func (p *volProcess) openDevices() error {
 		if x.dev, err = soft.Open(soft.Config{Addr: h.Addr, NoGSO: f.noGSO, Charge: x.charge, On: m}); err != nil {
 			return err
 		}
-		x.links = ib.NewOn(&seenVerbs{x.dev, p}, m.Machine)
+		x.links = ib.NewOn(&seenVerbs{x.dev, p, map[seenKey]struct{}{}}, m.Machine)
 		x.links.Charge = x.charge
 		p.devices = append(p.devices, x)
 		f.net.Attach(h.Addr, x.receive)
@@ -152,6 +152,9 @@ func (p *volProcess) closeDevices() {
 		x.count(&s)
 		if s.QueuePairs != 0 {
 			w.fail("M1: %d queue pairs of %v are left", s.QueuePairs, x.nic.Addr)
+		}
+		if s.Keys != 0 {
+			w.fail("M1: %d keys of %v open memory yet", s.Keys, x.nic.Addr)
 		}
 		if x.memory != 0 {
 			w.fail("M1: %d bytes of the device of %v are left", x.memory, x.nic.Addr)

@@ -2,6 +2,8 @@ package simtest
 
 import (
 	"context"
+	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -14,7 +16,14 @@ import (
 // is worth there, and whether either keeps to the contract of package ib.
 type seenVerbs struct {
 	*soft.Device
-	p *volProcess
+	p    *volProcess
+	keys map[seenKey]struct{} // that nobody has ended, as far as their owners know
+}
+
+// seenKey is a key, which is its domain's.
+type seenKey struct {
+	d   *seenDomain
+	key uint32
 }
 
 var _ ib.Verbs = (*seenVerbs)(nil)
@@ -24,7 +33,7 @@ func (v *seenVerbs) NewDomain(withdrawn func(key uint32, w ib.Withdrawal)) (ib.D
 	if err != nil {
 		return nil, err
 	}
-	return &seenDomain{d, d.(soft.Living), v.p}, nil
+	return &seenDomain{d, v, v.p}, nil
 }
 
 func (v *seenVerbs) Dial(ctx context.Context, local, remote netip.AddrPort, q ib.QP, p ib.Param) (ib.Peer, error) {
@@ -43,8 +52,15 @@ func (a seenAsked) Accept(q ib.QP, p ib.Param) error { return a.Asked.Accept(q.(
 // seenDomain is a protection domain.
 type seenDomain struct {
 	ib.Domain
-	soft.Living
+	v *seenVerbs
 	p *volProcess
+}
+
+func (d *seenDomain) Expose(b []byte, iova uint64, r ib.Rights) (key uint32, err error) {
+	if key, err = d.Domain.Expose(b, iova, r); err == nil {
+		d.v.keys[seenKey{d, key}] = struct{}{}
+	}
+	return key, err
 }
 
 func (d *seenDomain) Withdraw(key uint32) ib.Withdrawal {
@@ -53,10 +69,24 @@ func (d *seenDomain) Withdraw(key uint32) ib.Withdrawal {
 	return w
 }
 
+func (d *seenDomain) Close() {
+	d.Domain.Close()
+	maps.DeleteFunc(d.v.keys, func(k seenKey, _ struct{}) bool { return k.d == d })
+	d.v.check("its domain was closed")
+}
+
 // dead fails the world when a key goes on that somebody has ended.
 func (d *seenDomain) dead(key uint32, who string) {
-	if d.Live(key) {
-		d.p.v.w.fail("Q1: the key %#x of %v opens its memory after %s has ended it", key, d.p.n.addr, who)
+	delete(d.v.keys, seenKey{d, key})
+	d.v.check(fmt.Sprintf("%s has ended %#x", who, key))
+}
+
+// check fails the world when there are more keys than have not been ended. Those that a peer has
+// ended are fewer until their owner is told, so one that goes on is found at the latest when there
+// is nothing to be told.
+func (v *seenVerbs) check(after string) {
+	if n := v.Keys(); n > len(v.keys) {
+		v.p.v.w.fail("Q1: %d keys of %v open memory after %s, and %d were not ended", n, v.p.n.addr, after, len(v.keys))
 	}
 }
 

@@ -91,5 +91,5 @@ func TestOperationsListsEveryMetric(t *testing.T) {
 
 // busyRDMA is a node with a device.
 func busyRDMA() []RDMADevice {
-	return []RDMADevice{{Addr: netip.MustParseAddr("10.0.0.1"), MTU: 4096, QueuePairs: 3, Counters: []RDMACounter{{"sent_pkts", 7}}}}
+	return []RDMADevice{{Addr: netip.MustParseAddr("10.0.0.1"), MTU: 4096, QueuePairs: 3, Keys: 40, Counters: []RDMACounter{{"sent_pkts", 7}}}}
 }

@@ -11,6 +11,7 @@ type RDMADevice struct {
 	Addr       netip.Addr
 	MTU        int    // in bytes, of connections that are made now
 	QueuePairs int    // connections, those that are ending included
+	Keys       int    // that open memory to peers
 	Overrun    uint64 // packets that found the receive buffer full
 	Counters   []RDMACounter
 }
@@ -25,7 +26,7 @@ type RDMACounter struct {
 type rdmaCollector struct {
 	read func() []RDMADevice // nil: there never are any
 
-	mtu, queuePairs, overrun, events *prometheus.Desc
+	mtu, queuePairs, keys, overrun, events *prometheus.Desc
 }
 
 func newRDMACollector(read func() []RDMADevice) *rdmaCollector {
@@ -36,6 +37,7 @@ func newRDMACollector(read func() []RDMADevice) *rdmaCollector {
 		read:       read,
 		mtu:        d("mtu_bytes", "What a packet of a connection for volumes over RDMA carries at most, if it is made now."),
 		queuePairs: d("queue_pairs", "Connections of a device for volumes over RDMA, those that are ending included."),
+		keys:       d("keys", "Keys by which peers of a device may write memory of this node: one for each chunk of a path that is served, and one for each read that is under way."),
 		overrun:    d("receive_overrun_total", "packets that found the receive buffer of a device full: raise net.core.rmem_max"),
 		events:     d("events_total", "counters of a device for volumes over RDMA, under the names that rdma_rxe has for them, and of its own: drop_* are packets that were not taken", "name"),
 	}
@@ -43,7 +45,7 @@ func newRDMACollector(read func() []RDMADevice) *rdmaCollector {
 
 // Describe implements prometheus.Collector.
 func (c *rdmaCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.mtu, c.queuePairs, c.overrun, c.events} {
+	for _, d := range []*prometheus.Desc{c.mtu, c.queuePairs, c.keys, c.overrun, c.events} {
 		ch <- d
 	}
 }
@@ -58,6 +60,7 @@ func (c *rdmaCollector) Collect(ch chan<- prometheus.Metric) {
 		addr := d.Addr.String()
 		p.gauge(c.mtu, float64(d.MTU), addr)
 		p.gauge(c.queuePairs, float64(d.QueuePairs), addr)
+		p.gauge(c.keys, float64(d.Keys), addr)
 		p.put(c.overrun, prometheus.CounterValue, float64(d.Overrun), []string{addr})
 		for _, n := range d.Counters {
 			p.put(c.events, prometheus.CounterValue, float64(n.Value), []string{addr, n.Name})

@@ -90,6 +90,7 @@ type Device struct {
 	dev     *roce.Device
 	cm      *cm.Manager
 	qps     map[*roce.QP]*queuePair
+	domains map[*domain]struct{} // that were not closed
 	listens map[uint16]*listener
 	anyPort uint16 // that was listened on last, of those taken for any
 	port    port
@@ -159,7 +160,7 @@ func Open(cfg Config) (*Device, error) {
 func (cfg Config) device() (*Device, error) {
 	d := &Device{
 		cfg: cfg, m: cfg.On, in: newInbox(), armed: never,
-		qps: map[*roce.QP]*queuePair{}, listens: map[uint16]*listener{},
+		qps: map[*roce.QP]*queuePair{}, domains: map[*domain]struct{}{}, listens: map[uint16]*listener{},
 	}
 	d.eachPkt, d.transmit, d.delivery, d.next = d.packet, d.endTurn, d.deliver, d.flush
 	if d.m == nil {

@@ -389,6 +389,41 @@ func TestDomains(t *testing.T) {
 	}
 }
 
+// TestKeysAreCounted: the keys by which peers may write memory are those that nobody has ended, of
+// all domains.
+func TestKeysAreCounted(t *testing.T) {
+	x, y := connected(t, nil)
+	has := func(n int, when string) {
+		t.Helper()
+		if s := y.d.State(); s.Keys != n {
+			t.Errorf("%d keys %s, want %d", s.Keys, when, n)
+		}
+	}
+	other, err := y.d.NewDomain(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var keys []uint32
+	for _, o := range []ib.Domain{y.dom, y.dom, other} {
+		key, err := o.Expose(make([]byte, 100), 0, ib.RemoteWrite|ib.PeerRevokes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys = append(keys, key)
+	}
+	has(3, "after three were made")
+	y.slots(1, 8)
+	x.post(ib.WR{Op: ib.SendInval, Key: keys[0], Flags: ib.Signal})
+	if c := y.next(); c.Has&ib.HasInval == 0 {
+		t.Errorf("completed as %+v", c)
+	}
+	has(2, "after the peer has ended one")
+	y.dom.Withdraw(keys[1])
+	has(1, "after its owner has ended another")
+	other.Close()
+	has(0, "after the last one's domain was closed")
+}
+
 // TestGuard: a guard sees memory before it is written, and its error ends the connection; one
 // that wants to be asked again is, and the peer does not notice.
 func TestGuard(t *testing.T) {

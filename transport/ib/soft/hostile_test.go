@@ -1,6 +1,7 @@
 package soft
 
 import (
+	"bytes"
 	"encoding/binary"
 	"math/rand"
 	"net/netip"
@@ -144,6 +145,27 @@ func TestHostile(t *testing.T) {
 		}
 	}
 	exchange(t, x, y, 7, 20, 10_000)
+	// A peer that begins a message and says no more: the memory that it writes to can be taken
+	// back at once, and what it would have been is kept nowhere.
+	u, v := newEnd(t, a, depths), newEnd(t, b, depths)
+	connect(t, u, v)
+	mem = make([]byte, 8192)
+	if key, err = v.dom.Expose(mem, 0, ib.RemoteWrite); err != nil {
+		t.Fatal(err)
+	}
+	b.mu.Lock()
+	psn := v.q.(*queuePair).first
+	b.mu.Unlock()
+	h.packet(peer, to, &roce.Packet{Op: roce.WriteFirst, PKey: roce.DefaultPKey, Dest: v.q.Number(), PSN: psn, Key: key, Len: 8192, Payload: pattern(4096, 1)})
+	await.Until(t, patience, "The beginning has been written.", func() bool {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return bytes.Equal(mem[:4096], pattern(4096, 1))
+	})
+	if w := v.dom.Withdraw(key); w.State != ib.Idle || w.Filled != 4096 {
+		t.Errorf("memory in which a message has stopped: %+v", w)
+	}
+	exchange(t, x, y, 8, 20, 10_000)
 }
 
 // pkt is a packet whose CRC is wrong.

@@ -42,7 +42,11 @@ type domain struct {
 
 // NewDomain makes a protection domain. withdrawn is not called.
 func (d *Device) NewDomain(func(key uint32, w ib.Withdrawal)) (ib.Domain, error) {
-	return &domain{d, roce.NewMemory(d.m.random())}, nil
+	o := &domain{d, roce.NewMemory(d.m.random())}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.domains[o] = struct{}{}
+	return o, nil
 }
 
 // Expose gives peers rights to b.
@@ -71,21 +75,6 @@ func (o *domain) Withdraw(key uint32) ib.Withdrawal {
 	return w
 }
 
-// Living is what a domain of a Device is besides: it says whether a key opens memory, which a
-// simulated world asks the device itself.
-type Living interface {
-	Live(key uint32) bool
-}
-
-var _ Living = (*domain)(nil)
-
-// Live implements Living.
-func (o *domain) Live(key uint32) bool {
-	o.d.mu.Lock()
-	defer o.d.mu.Unlock()
-	return o.mem.Live(key)
-}
-
 // Guard has f called before bytes of a peer are placed, with the device's lock held.
 func (o *domain) Guard(f func(p []byte) error) {
 	o.d.mu.Lock()
@@ -104,6 +93,7 @@ func (o *domain) Close() {
 	o.d.mu.Lock()
 	defer o.d.mu.Unlock()
 	o.mem.Close()
+	delete(o.d.domains, o)
 }
 
 // queuePair is one end of a connection. All but d, h and rq is guarded by d.mu.

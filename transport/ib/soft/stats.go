@@ -71,6 +71,7 @@ type State struct {
 	Bursts     bool // the kernel cuts bursts (UDP_SEGMENT)
 	Together   bool // it puts packets together (UDP_GRO)
 	QueuePairs int
+	Keys       int // by which peers may write memory now
 	// RecvBuffer is how many bytes of packets wait at most for the reactor (net.core.rmem_max
 	// bounds it), and RecvOverrun how many packets found it full.
 	RecvBuffer  int
@@ -88,6 +89,7 @@ func (d *Device) State() State {
 	}
 	cores, own, drops := d.dev.Counters(), d.stats, d.dev.Drops()
 	d.mu.Unlock()
+	s.Keys = d.Keys()
 	s.Counters = list(s.Counters, &cores)
 	s.Counters = list(s.Counters, &own)
 	for why, n := range drops {
@@ -95,6 +97,16 @@ func (d *Device) State() State {
 		s.Counters = append(s.Counters, Counter{"drop_" + name, "packets that were not taken: " + name, n})
 	}
 	return s
+}
+
+// Keys is how many keys open memory to peers now.
+func (d *Device) Keys() (n int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for o := range d.domains {
+		n += o.mem.Len()
+	}
+	return n
 }
 
 // Counter is the value of the counter of that name, or 0.
