@@ -145,7 +145,7 @@ func TestOpenIsNotRefused(t *testing.T) {
 	m.flow(1, 1, testDst)
 	m.post(MakeWord(KindOpen, 0, 0), SendDesc{Flow: 1, Gen: 1, Cookie: noCookie}, nil)
 	p := next(t, h)
-	h.Taken(p, testDst, false)
+	h.Taken(p, MakeTarget(testDst), false)
 	h.Refused(p, 1)
 	h.Publish()
 	if l := m.events(); h.Err() != nil || len(l) != 0 || h.Outstanding() != 0 {
@@ -158,7 +158,7 @@ func TestDiscard(t *testing.T) {
 	h, m := newPair(t, smallSpec(), newLedger(t, LedgerSpec{Lanes: 1, Regions: 1}))
 	m.send(0, 1, "x")
 	p := next(t, h)
-	h.Taken(p, testDst, true)
+	h.Taken(p, MakeTarget(testDst), true)
 	if err := h.Close(); err == nil {
 		t.Fatal("closed with a descriptor on its way")
 	}

@@ -147,7 +147,7 @@ func TestLongOverflow(t *testing.T) {
 	const n = 1500
 	for i := range uint64(n) {
 		m.post(MakeWord(KindEach, 1, 1), SendDesc{Tag: 10 * i, Gen: 1, Cookie: uint32(i)}, nil)
-		id, _ := h.Taken(next(t, h), testDst, true)
+		id, _ := h.Taken(next(t, h), MakeTarget(testDst), true)
 		h.Outcome(id, 10*i, 1, Delivered, 0, true)
 	}
 	got := uint64(0)
@@ -160,7 +160,7 @@ func TestLongOverflow(t *testing.T) {
 			got++
 		}
 	}
-	if got != n || h.Outstanding() != 0 || h.overflow.n() != 0 || cap(h.overflow.q) > 1024 {
+	if got != n || h.Outstanding() != 0 || h.overflow.n != 0 || cap(h.overflow.q) > 1024 {
 		t.Errorf("%d of %d events, %d outstanding, room for %d is kept", got, n, h.Outstanding(), cap(h.overflow.q))
 	}
 	restored(t, nil, h)

@@ -45,11 +45,11 @@ func takeAll(t testing.TB, h *Host) (ids []uint32, posts []Post) {
 			return ids, posts
 		}
 		if p.Open {
-			h.Taken(&p, clientDst, false)
+			h.Taken(&p, MakeTarget(clientDst), false)
 			h.SetFlow(p.Flow, p.Gen, FlowClear, 0)
 			continue
 		}
-		id, _ := h.Taken(&p, clientDst, true)
+		id, _ := h.Taken(&p, MakeTarget(clientDst), true)
 		ids, posts = append(ids, id), append(posts, p)
 	}
 }

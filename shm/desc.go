@@ -3,7 +3,6 @@ package shm
 import (
 	"net/netip"
 	"sync/atomic"
-	"unsafe"
 )
 
 // Word is the first word of a descriptor (docs/shm.md, "Descriptor word").
@@ -31,6 +30,11 @@ const (
 // count datagrams.
 func MakeWord(kind, bytes, count int) Word {
 	return Word(bytes) | Word(count)<<wordCountShift | Word(kind)<<wordKindShift
+}
+
+// parts are the kind of w, and its number of datagrams and bytes.
+func (w Word) parts() (kind, count, bytes int) {
+	return int(w >> wordKindShift & 15), int(w >> wordCountShift & (1<<16 - 1)), int(w & (1<<24 - 1))
 }
 
 // Bytes is the length of the body.
@@ -241,5 +245,3 @@ func wordsAddr(lo, hi uint64, family uint8) (netip.Addr, bool) {
 	}
 	return netip.Addr{}, false
 }
-
-func entryAt(base unsafe.Pointer, off uint64) *entry { return (*entry)(unsafe.Add(base, off)) }

@@ -106,9 +106,9 @@ func restored(t *testing.T, s *Sender, h *Host) {
 			t.Errorf("%d of %d cookies are free", len(s.free), len(s.slots))
 		}
 	}
-	if h.Outstanding() != 0 || h.OutstandingBytes() != 0 || h.OutstandingDatagrams() != 0 || h.nSlots != 0 || h.arena.Used() != 0 || h.overflow.n() != 0 || len(h.touched) != 0 {
+	if h.Outstanding() != 0 || h.OutstandingBytes() != 0 || h.OutstandingDatagrams() != 0 || h.nSlots != 0 || h.arena.Used() != 0 || h.overflow.n != 0 || len(h.touched) != 0 {
 		t.Errorf("the daemon's accounts: %d descriptors, %d bytes, %d datagrams, %d slots, %d of the arena, %d events wait, %d touched",
-			h.Outstanding(), h.OutstandingBytes(), h.OutstandingDatagrams(), h.nSlots, h.arena.Used(), h.overflow.n(), len(h.touched))
+			h.Outstanding(), h.OutstandingBytes(), h.OutstandingDatagrams(), h.nSlots, h.arena.Used(), h.overflow.n, len(h.touched))
 	}
 	seen := map[uint32]bool{}
 	for i := h.freeSlots; i != none; i = h.slots[i].next {

@@ -42,6 +42,7 @@ type Host struct {
 // NewHost makes the daemon's end of a new region. led may be nil.
 func NewHost(r *Region, led *LedgerRegion) *Host {
 	h := &Host{r: r, led: led, sendTailW: r.SendTail(), sendHeadW: r.SendHead(), eventHeadW: r.EventHead(), releaseTailW: r.ReleaseTail(), nudgesW: r.Nudges()}
+	h.manySlots = int(r.Releases) / 2
 	h.initSend()
 	h.initRecv()
 	h.refresh()
@@ -109,7 +110,7 @@ func (h *Host) FlowEntry(i uint32) (dst netip.AddrPort, gen uint32, ok bool) {
 		return dst, 0, false
 	}
 	var f FlowEntry
-	ok = f.get(entryAt(h.r.flows, uint64(i)*entryBytes))
+	ok = f.get(h.r.flow(i))
 	return f.Dst, f.Gen, ok
 }
 

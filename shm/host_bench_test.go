@@ -48,7 +48,7 @@ func (w *work) take() {
 		if !ok {
 			return
 		}
-		id, cell := w.h.Taken(&p, testDst, true)
+		id, cell := w.h.Taken(&p, MakeTarget(testDst), true)
 		*cell = 5
 		w.ids = append(w.ids, id)
 	}

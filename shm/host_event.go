@@ -22,8 +22,9 @@ type eventSide struct {
 // overflow holds events that found no room, in order. Outcomes in it are bounded by the
 // outstanding descriptors, as nothing is taken while it holds MaxOutstanding.
 type overflow struct {
-	q     []queued
+	q     []queued // those from first on; there are n
 	first int
+	n     int
 	base  int                    // entries that stood before q[0] and are gone
 	freed int                    // base + index of the EventFreed in q
 	dsts  map[netip.AddrPort]int // base + index of EventCongestion in q
@@ -36,8 +37,6 @@ type queued struct {
 
 // maxQueuedChanges bounds EventCongestion in the overflow.
 const maxQueuedChanges = 4096
-
-func (o *overflow) n() int { return len(o.q) - o.first }
 
 // Outcome reports the outcome of count datagrams of id, the first with tag: outcome is
 // Delivered and so on, why a number of conn.Why. With last none are left, the slot is the
@@ -118,7 +117,7 @@ func (h *Host) push(v *Event, id uint32) {
 	if h.dead {
 		return
 	}
-	if h.overflow.n() == 0 {
+	if h.overflow.n == 0 {
 		if h.eventTail != h.eventPub && join(&h.last, h.lastID, v, id) {
 			h.write(h.eventTail-1, id, int(v.Count))
 			return
@@ -168,12 +167,14 @@ func (h *Host) write(n uint64, id uint32, count int) {
 	if h.led != nil {
 		h.led.progress(id, int(i.shown), int(i.put))
 	}
-	crash.Point("ring.outcome.event")
+	if crash.Armed {
+		crash.Point("ring.outcome.event")
+	}
 }
 
 // add queues an event behind the others, or in one of them.
 func (o *overflow) add(v *Event, id uint32) {
-	if o.n() == 0 {
+	if o.n == 0 {
 		o.q, o.first, o.base, o.freed = o.q[:0], 0, 0, -1
 		clear(o.dsts)
 	} else if o.first > 64 && o.first > len(o.q)/2 {
@@ -214,16 +215,18 @@ func (o *overflow) add(v *Event, id uint32) {
 		o.dsts[v.Dst] = o.base + len(o.q)
 	}
 	o.q = append(o.q, queued{*v, id})
+	o.n++
 }
 
 // publishEvents moves waiting events into the ring and shows them.
 func (h *Host) publishEvents() {
-	for o := &h.overflow; o.n() > 0 && h.eventRoom() > 0; {
+	for o := &h.overflow; o.n > 0 && h.eventRoom() > 0; {
 		e := &o.q[o.first]
 		o.first++
+		o.n--
 		h.put(&e.v, e.id)
-		if o.n() == 0 && cap(o.q) > 1024 {
-			o.q, o.first = nil, 0 // n() is 0: add begins anew
+		if o.n == 0 && cap(o.q) > 1024 {
+			o.q, o.first = nil, 0 // n is 0: add begins anew
 		}
 	}
 	if h.eventTail == h.eventPub {
@@ -239,7 +242,9 @@ func (h *Host) publishEvents() {
 	h.r.EventTail().Store(h.eventPub)
 	// From this store on the client may take the events and post again.
 	h.news |= ClientWaitsEvent
-	crash.Point("ring.outcome.tail")
+	if crash.Armed {
+		crash.Point("ring.outcome.tail")
+	}
 	for _, id := range h.touched {
 		i := &h.sends.info[id]
 		i.marked = false

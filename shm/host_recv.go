@@ -118,7 +118,7 @@ func (h *Host) newSlot(off uint64, state uint8) uint32 {
 	h.slots[i] = slot{off: off, state: state}
 	h.arena.SetMark(off, i)
 	h.nSlots++
-	if h.stored&viewMany == 0 && h.manyOut() {
+	if h.stored&viewMany == 0 && h.nSlots > h.manySlots {
 		h.refresh()
 	}
 	return i
@@ -334,7 +334,7 @@ func (h *Host) publishRecv() {
 		return
 	}
 	if h.led != nil {
-		h.led.setRecvTail(h.recvTail)
+		h.led.words[wordRecvTail].Store(h.recvTail)
 	}
 	h.showRecv()
 }

@@ -2,7 +2,6 @@ package shm
 
 import (
 	"fmt"
-	"net/netip"
 	"sync/atomic"
 	"unsafe"
 
@@ -78,18 +77,6 @@ func (h *Host) initSend() {
 	}
 }
 
-// mayTake reports whether another descriptor may be taken: at most MaxOutstanding
-// descriptors and MaxOutstandingDatagrams are under way, and no more events than that wait
-// for room. A client that counts what it has under way never has to wait for this limit,
-// even if it reads no events.
-func (h *Host) mayTake() bool {
-	t := &h.sends
-	if h.asking != askNothing || h.overflow.n() >= MaxOutstanding || t.datagrams >= MaxOutstandingDatagrams {
-		return false
-	}
-	return t.freed != none || len(t.info) < int(h.entries)
-}
-
 // low notes that the usable part of the ledger's send table is nearly spent: the
 // rest must be allocated, which is a system call and so not the reactor's.
 func (h *Host) low() {
@@ -137,9 +124,38 @@ func (h *Host) Next(p *Post) (ok bool, err error) {
 		return false, h.err
 	}
 	if !h.claimed {
-		if ok, err := h.claim(); !ok {
-			return false, err
+		n := h.sendHead
+		if h.dead {
+			return false, nil
 		}
+		if n == h.sendTail {
+			// The tail is the client's, and is read once: every later decision is about this
+			// value.
+			t := h.sendTailW.Load()
+			if t-n > uint64(h.r.Sends) {
+				return false, h.hostile("send tail %d with %d taken of a ring of %d", t, n, h.r.Sends)
+			}
+			if h.sendTail = t; t == n {
+				return false, nil
+			}
+		}
+		// A descriptor that is claimed must be taken, so the room for it is looked at first.
+		if h.stored&viewTake == 0 {
+			return false, nil
+		}
+		// The read may have been done in an earlier turn that then found a page missing.
+		if !h.half {
+			if ok, err := h.read(n); !ok {
+				return false, err
+			}
+		}
+		// The flow entry and the body are memory of the client. A page that it has not touched
+		// would be charged to the daemon by the first read.
+		c := &h.cur
+		if !h.clientHas(h.r.FlowOff+uint64(c.Flow)*entryBytes, entryBytes) || len(c.Body) > 0 && c.Bad == nil && !h.clientHas(h.r.SendArenaOff+c.Slot, uint64(len(c.Body))) {
+			return false, nil
+		}
+		h.half, h.claimed = false, true
 	}
 	*p = h.cur
 	return true, nil
@@ -153,49 +169,13 @@ func (h *Host) Only() bool { return h.sendTail-h.sendHead == 1 }
 // before the daemon turns to something else.
 const claimTries = 16
 
-func (h *Host) claim() (bool, error) {
-	if h.dead {
-		return false, nil
-	}
-	n := h.sendHead
-	if n == h.sendTail {
-		// The tail is the client's, and is read once: every later decision is about this
-		// value.
-		t := h.sendTailW.Load()
-		if t-n > uint64(h.r.Sends) {
-			return false, h.hostile("send tail %d with %d taken of a ring of %d", t, n, h.r.Sends)
-		}
-		if h.sendTail = t; t == n {
-			return false, nil
-		}
-	}
-	// A descriptor that is claimed must be taken, so the room for it is looked at first.
-	if !h.mayTake() {
-		h.refresh()
-		return false, nil
-	}
-	// The read may have been done in an earlier turn that then found a page missing.
-	if !h.half {
-		if ok, err := h.read(n); !ok {
-			return false, err
-		}
-	}
-	p := &h.cur
-	// The flow entry and the body are memory of the client. A page that it has not touched
-	// would be charged to the daemon by the first read.
-	if !h.clientHas(h.r.FlowOff+uint64(p.Flow)*entryBytes, entryBytes) || len(p.Body) > 0 && p.Bad == nil && !h.clientHas(h.r.SendArenaOff+p.Slot, uint64(len(p.Body))) {
-		return false, nil
-	}
-	h.half, h.claimed = false, true
-	return true, nil
-}
-
 // read claims descriptor n and reads it into cur.
 func (h *Host) read(n uint64) (bool, error) {
-	if at := n & uint64(h.r.Sends-1); !h.clientHas(h.r.SendOff+at*entryBytes, entryBytes) {
+	at := n & uint64(h.r.Sends-1)
+	if !h.clientHas(h.r.SendOff+at*entryBytes, entryBytes) {
 		return false, nil
 	}
-	e := h.r.sendEntry(n)
+	e := &h.r.sends[at]
 	word := (*atomic.Uint64)(unsafe.Pointer(e))
 	w := word.Load()
 	for try := 0; !word.CompareAndSwap(w, w|uint64(WordClaimed)); w = word.Load() {
@@ -203,7 +183,9 @@ func (h *Host) read(n uint64) (bool, error) {
 			return false, nil // it is appending all the time; later
 		}
 	}
-	crash.Point("ring.claim")
+	if crash.Armed {
+		crash.Point("ring.claim")
+	}
 	if err := h.r.readPost(n, e, Word(w), &h.cur); err != nil {
 		return false, h.hostile("%v", err)
 	}
@@ -218,7 +200,7 @@ func (r *Region) readPost(n uint64, e *entry, w Word, p *Post) error {
 	// One copy out of the client's memory: what is checked below is what is used.
 	d.get(e)
 	w &^= WordClaimed
-	kind, count, bytes := w.Kind(), w.Count(), w.Bytes()
+	kind, count, bytes := w.parts()
 	// A client that follows docs/shm.md cannot write these, so they end the socket. Errors
 	// that a correct client may make (Bad) fail the one descriptor.
 	if kind < KindEach || kind > KindOpen {
@@ -260,7 +242,7 @@ func (r *Region) readPost(n uint64, e *entry, w Word, p *Post) error {
 // an outcome from here on, id names it until the last Outcome, and cell is where its
 // lane<<56|sequence is to be stored when it is sent. If it is not, the caller calls
 // Refused, with the same p, unless it only opens a flow.
-func (h *Host) Taken(p *Post, dst netip.AddrPort, accepted bool) (id uint32, cell *uint64) {
+func (h *Host) Taken(p *Post, dst Target, accepted bool) (id uint32, cell *uint64) {
 	if !h.claimed {
 		h.bug("a descriptor was taken that was not shown")
 		return none, &h.sends.nowhere
@@ -274,7 +256,8 @@ func (h *Host) Taken(p *Post, dst netip.AddrPort, accepted bool) (id uint32, cel
 		if h.led != nil {
 			h.led.took(n, h.taken)
 		}
-		h.moveHead()
+		h.sendHeadW.Store(h.sendHead)
+		h.news |= ClientWaitsSendRoom
 		return none, nil
 	}
 	t := &h.sends
@@ -304,22 +287,27 @@ func (h *Host) Taken(p *Post, dst netip.AddrPort, accepted bool) (id uint32, cel
 		if !accepted {
 			flags |= FlagRefusing
 		}
+		e := &h.led.sends[id]
 		s := SendRecord{Order: n + 1, Slot: p.Slot, Word: Word(p.Word), Tag: p.Tag, Cookie: p.Cookie, Dst: dst, Flags: flags}
+		s.put(e)
+		if crash.Armed {
+			crash.Point("ring.accept.entry")
+		}
 		// The ledger before the region's head: a daemon that dies in between finds the
 		// descriptor taken there, and Recover moves the head (docs/shm.md, "Accepting").
-		h.led.accept(id, &s, n, h.taken)
-		cell = &h.led.entry(id)[0]
+		h.led.took(n, h.taken)
+		cell = &e[0]
 	}
-	h.moveHead()
-	h.low()
-	h.refresh()
-	return id, cell
-}
-
-func (h *Host) moveHead() {
 	h.sendHeadW.Store(h.sendHead)
 	h.news |= ClientWaitsSendRoom
-	crash.Point("ring.accept.head")
+	if crash.Armed {
+		crash.Point("ring.accept.head")
+	}
+	if uint32(t.n) > h.entries/2 {
+		h.low()
+	}
+	h.refresh()
+	return id, cell
 }
 
 // Taking is the number of the descriptor that is taken next: so many were taken.

@@ -133,7 +133,7 @@ func TestHostSends(t *testing.T) {
 	if _, _, ok := h.FlowEntry(4); ok {
 		t.Error("an empty entry is a flow")
 	}
-	h.Taken(p, testDst, false)
+	h.Taken(p, MakeTarget(testDst), false)
 	h.SetFlow(3, 1, FlowCongested, 0)
 	if s := FlowState(m.r.FlowState(3).Load()); s.Gen() != 1 || s.State() != FlowCongested || s.Errno() != 0 {
 		t.Errorf("%#x", s)
@@ -160,7 +160,7 @@ func TestHostSends(t *testing.T) {
 	if q := next(t, h); q.Tag != 100 || h.HasPosts() {
 		t.Error("another post, before this one was taken")
 	}
-	id, cell := h.Taken(p, testDst, true)
+	id, cell := h.Taken(p, MakeTarget(testDst), true)
 	if m.r.SendHead().Load() != 2 || cell == nil || h.Outstanding() != 1 || h.OutstandingBytes() != 8 {
 		t.Error("the head did not move, or the accounts are wrong")
 	}
@@ -191,7 +191,7 @@ func TestHostEventsFull(t *testing.T) {
 	for i := range 9 {
 		m.send(uint64(i)*64, uint32(i), "x")
 		p := next(t, h)
-		id, _ := h.Taken(p, testDst, true)
+		id, _ := h.Taken(p, MakeTarget(testDst), true)
 		ids = append(ids, id)
 	}
 	m.send(9*64, 9, "y")
@@ -205,7 +205,7 @@ func TestHostEventsFull(t *testing.T) {
 	if p.Cookie != 9 {
 		t.Errorf("%+v", p)
 	}
-	h.Taken(p, testDst, true)
+	h.Taken(p, MakeTarget(testDst), true)
 	if !h.Sleep() || m.r.DaemonSleeps().Load()&DaemonWaitsRoom == 0 {
 		t.Error("the daemon does not wait for room")
 	}
@@ -251,7 +251,7 @@ func TestHostEventsUnread(t *testing.T) {
 	take := func() {
 		m.send(0, uint32(took), "x")
 		p := next(t, h)
-		id, _ := h.Taken(p, testDst, true)
+		id, _ := h.Taken(p, MakeTarget(testDst), true)
 		h.Outcome(id, uint64(took)*10, 1, Delivered, 0, true)
 		h.Publish()
 		took++
@@ -263,7 +263,7 @@ func TestHostEventsUnread(t *testing.T) {
 	m.send(0, uint32(took), "x")
 	var p Post
 	if ok, err := h.Next(&p); h.HasPosts() || ok || err != nil {
-		t.Errorf("%d events wait and more is taken: %v", h.overflow.n(), err)
+		t.Errorf("%d events wait and more is taken: %v", h.overflow.n, err)
 	}
 	if !h.Sleep() || m.r.DaemonSleeps().Load()&DaemonWaitsRoom == 0 {
 		t.Error("the daemon does not wait for room")
@@ -305,7 +305,7 @@ func TestHostBadPosts(t *testing.T) {
 		if !errors.Is(p.Bad, c.errno) {
 			t.Errorf("%s: %v", name, p.Bad)
 		}
-		h.Taken(p, netip.AddrPort{}, false)
+		h.Taken(p, Target{}, false)
 		h.Refused(p, uint16(c.errno))
 		h.Publish()
 		v := m.events()
@@ -391,7 +391,7 @@ func TestHostRings(t *testing.T) {
 	sleeps := m.r.ClientSleeps()
 	m.send(0, 1, "x")
 	sleeps.Store(ClientWaitsRecv)
-	id, _ := h.Taken(next(t, h), testDst, true)
+	id, _ := h.Taken(next(t, h), MakeTarget(testDst), true)
 	h.Outcome(id, 10, 1, Delivered, 0, true)
 	if h.Publish() {
 		t.Error("rung for an event it does not wait for")
@@ -403,7 +403,7 @@ func TestHostRings(t *testing.T) {
 	for bit, news := range map[uint32]func(){
 		ClientWaitsEvent:    func() { h.Freed(1) },
 		ClientWaitsFlow:     func() { h.SetFlow(0, 1, FlowClear, 0) },
-		ClientWaitsSendRoom: func() { m.send(0, 1, "x"); h.Taken(next(t, h), testDst, true) },
+		ClientWaitsSendRoom: func() { m.send(0, 1, "x"); h.Taken(next(t, h), MakeTarget(testDst), true) },
 		ClientWaitsRecv:     func() { h.PlaceCopy(testDst, wire.One(nil), NoLane, 0) },
 	} {
 		sleeps.Store(bit)
@@ -430,7 +430,7 @@ func TestHostBugs(t *testing.T) {
 		"last too early":    func(h *Host, id uint32) { h.Outcome(id, 0, 1, 1, 0, true) },
 		"last not said":     func(h *Host, id uint32) { h.Outcome(id, 0, 2, 1, 0, false) },
 		"twice":             func(h *Host, id uint32) { h.Outcome(id, 0, 2, 1, 0, true); h.Outcome(id, 0, 2, 1, 0, true) },
-		"taken twice":       func(h *Host, id uint32) { h.Taken(&Post{}, testDst, true) },
+		"taken twice":       func(h *Host, id uint32) { h.Taken(&Post{}, MakeTarget(testDst), true) },
 		"unreserve nothing": func(h *Host, id uint32) { h.Unreserve(64) },
 		"place nothing":     func(h *Host, id uint32) { h.Place(testDst, 64, wire.One(make([]byte, 1)), NoLane, 0) },
 		"place too much": func(h *Host, id uint32) {
@@ -443,7 +443,7 @@ func TestHostBugs(t *testing.T) {
 	} {
 		h, m := newPair(t, testSpec(), nil)
 		m.post(MakeWord(KindEach, 2, 2), SendDesc{}, []byte("ab"))
-		id, _ := h.Taken(next(t, h), testDst, true)
+		id, _ := h.Taken(next(t, h), MakeTarget(testDst), true)
 		do(h, id)
 		if !errors.Is(h.Err(), unix.EIO) {
 			t.Errorf("%s: %v", name, h.Err())
@@ -468,9 +468,9 @@ func TestHostEvacuate(t *testing.T) {
 	m.send(4096*3+64, 1, "keep me")
 	m.send(4096*9, 2, "not me")
 	p1 := next(t, h)
-	id1, cell := h.Taken(p1, testDst, true)
+	id1, cell := h.Taken(p1, MakeTarget(testDst), true)
 	p2 := next(t, h)
-	id2, _ := h.Taken(p2, testDst, true)
+	id2, _ := h.Taken(p2, MakeTarget(testDst), true)
 	off, b, _ := h.Reserve(100)
 	h.r.Lent()
 	before := openFDs(t)

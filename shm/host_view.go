@@ -28,6 +28,9 @@ type viewSide struct {
 	want      bool   // WantRoom; with the lock
 	wanted    uint64 // the value the client was told, as RoomWanted; with the lock
 	noRoomFor uint8  // viewRing, viewArena; with the lock
+	// manySlots is of how many slots out the releases are to be taken even by a daemon that has
+	// room: a client with a full release ring takes nothing more from the receive ring.
+	manySlots int
 	asleep    bool   // the last word was Sleep; the reactor's
 	nudged    uint64 // nudges seen; the reactor's
 }
@@ -40,16 +43,20 @@ func (h *Host) refresh() {
 	if h.err != nil {
 		v |= viewErr
 	}
-	if h.mayTake() {
+	// Another descriptor may be taken: at most MaxOutstanding descriptors and
+	// MaxOutstandingDatagrams are under way, and no more events than that wait for room. A
+	// client that counts what it has under way never has to wait for this limit, even if it
+	// reads no events.
+	if t := &h.sends; h.asking == askNothing && h.overflow.n < MaxOutstanding && t.datagrams < MaxOutstandingDatagrams && (t.freed != none || len(t.info) < int(h.entries)) {
 		v |= viewTake
 	}
 	if h.want {
 		v |= viewWant
 	}
-	if h.manyOut() {
+	if h.nSlots > h.manySlots {
 		v |= viewMany
 	}
-	if h.overflow.n() > 0 {
+	if h.overflow.n > 0 {
 		v |= viewOverflow
 	}
 	if h.asking != askNothing {
@@ -95,7 +102,8 @@ func (h *Host) Look() (posts, room, nudges bool) {
 	}
 	v := h.view.Load()
 	posts = v&viewErr != 0 || v&viewTake != 0 && !h.claimed && h.sendTailW.Load() != h.sendHead
-	room = v&viewUnsure == 0 && h.releaseTailW.Load() != h.relHead || v&(viewRing|viewOverflow) != 0 && h.HasRoom()
+	room = v&viewUnsure == 0 && h.releaseTailW.Load() != h.relHead || v&viewRing != 0 && h.r.RecvHead().Load() != h.recvHead.Load() ||
+		v&viewOverflow != 0 && h.eventHeadW.Load() != h.eventHead.Load()
 	return posts, room, h.nudgesW.Load() != h.nudged
 }
 
@@ -216,8 +224,3 @@ func (h *Host) noteNoRoom(what uint8) {
 	h.noRoomFor |= what
 	h.refresh()
 }
-
-// manyOut reports whether so many slots are out that their releases are to be
-// taken even by a daemon that has room: a client with a full release ring takes
-// nothing more from the receive ring.
-func (h *Host) manyOut() bool { return h.nSlots > int(h.r.Releases)/2 }

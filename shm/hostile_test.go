@@ -220,18 +220,18 @@ func (w *hostileWorld) take(p *Post) {
 		_ = b
 	}
 	if p.Open || p.Bad == nil && (p.Count < 1 || p.Count > MaxTrain) {
-		w.h.Taken(p, testDst, false)
+		w.h.Taken(p, MakeTarget(testDst), false)
 		return
 	}
 	if p.Bad != nil {
-		w.h.Taken(p, netip.AddrPort{}, false)
+		w.h.Taken(p, Target{}, false)
 		w.h.Refused(p, 22)
 		return
 	}
 	if len(p.Body) > MaxTrainBytes && p.Count > 1 || len(p.Body) > MaxDatagram {
 		w.t.Fatalf("a post of %d bytes", len(p.Body))
 	}
-	id, _ := w.h.Taken(p, testDst, true)
+	id, _ := w.h.Taken(p, MakeTarget(testDst), true)
 	w.posts = append(w.posts, hostilePost{id, p.Tag, p.Count})
 }
 

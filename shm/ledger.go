@@ -197,9 +197,14 @@ type LedgerRegion struct {
 	l     *Ledger
 	index uint32
 	mem   []byte
-	sends unsafe.Pointer
-	acct  uint8  // the current account
-	pages uint32 // of the send table that are usable; Host.Grown counts
+	words *[recordBytes / 8]atomic.Uint64 // the same
+	sends []entry                         // the send table
+	acct  uint8                           // the current account
+	pages uint32                          // of the send table that are usable; Host.Grown counts
+}
+
+func recordWords(b []byte) *[recordBytes / 8]atomic.Uint64 {
+	return (*[recordBytes / 8]atomic.Uint64)(unsafe.Pointer(&b[0]))
 }
 
 const sendsPerPage = 4096 / entryBytes
@@ -234,7 +239,8 @@ func (l *Ledger) PrepareRegion() (*LedgerRegion, error) {
 		return nil, err
 	}
 	g.mem = l.mem[off:][:recordBytes:recordBytes]
-	g.sends = unsafe.Add(l.base, g.sendOff())
+	g.words = recordWords(g.mem)
+	g.sends = unsafe.Slice((*entry)(unsafe.Add(l.base, g.sendOff())), l.h.Sends)
 	g.pages = 1
 	return g, nil
 }
@@ -308,51 +314,59 @@ func (g *LedgerRegion) Free() {
 	g.l.freeRegions = append(g.l.freeRegions, g.index)
 }
 
-func (g *LedgerRegion) entry(id uint32) *entry { return entryAt(g.sends, uint64(id)*entryBytes) }
+// Words of the record that change while the region is there (RegionRecord).
+const (
+	wordSendHead = 72 / 8
+	wordEvents   = 80 / 8
+	wordRecvTail = 88 / 8
+	wordTaken    = 96 / 8 // two
+	wordFinished = 112 / 8
+)
 
-// accept records that descriptor number n was taken with entry id; taken counts
-// the datagrams of all taken ones.
-func (g *LedgerRegion) accept(id uint32, s *SendRecord, n, taken uint64) {
-	s.put(g.entry(id))
-	crash.Point("ring.accept.entry")
-	g.took(n, taken)
-}
-
-// took records that descriptor number n was taken.
+// took records that descriptor number n was taken; taken counts the datagrams of all taken
+// ones. Its entry, if it has one, was put before.
 func (g *LedgerRegion) took(n, taken uint64) {
-	word64(g.mem[96+8*((n+1)&1):]).Store(taken)
-	crash.Point("ring.accept.count")
-	word64(g.mem[72:]).Store(n + 1)
-	crash.Point("ring.accept.ledger")
+	g.words[wordTaken+(n+1)&1].Store(taken)
+	if crash.Armed {
+		crash.Point("ring.accept.count")
+	}
+	g.words[wordSendHead].Store(n + 1)
+	if crash.Armed {
+		crash.Point("ring.accept.ledger")
+	}
 }
 
 // progress marks the entry with the outcomes that the publication under way adds.
 func (g *LedgerRegion) progress(id uint32, before, after int) {
 	p := uint32(before) | uint32(after)<<progressBits | progressUnder | uint32(g.acct^1)<<progressAcct
-	*(*uint32)(unsafe.Add(unsafe.Pointer(g.entry(id)), 20)) = p
+	*(*uint32)(unsafe.Add(unsafe.Pointer(&g.sends[id]), 20)) = p
 }
 
 // publish records the event tail; finished counts the datagrams of all events.
 func (g *LedgerRegion) publish(tail, finished uint64) {
 	next := g.acct ^ 1
-	word64(g.mem[112+8*next:]).Store(finished)
-	crash.Point("ring.outcome.account")
-	word64(g.mem[80:]).Store(tail | uint64(next)<<63)
+	g.words[wordFinished+next].Store(finished)
+	if crash.Armed {
+		crash.Point("ring.outcome.account")
+	}
+	g.words[wordEvents].Store(tail | uint64(next)<<63)
 	g.acct = next
-	crash.Point("ring.outcome.ledger")
+	if crash.Armed {
+		crash.Point("ring.outcome.ledger")
+	}
 }
 
 // settle ends the publication for one entry.
 func (g *LedgerRegion) finishEntry(id uint32, done int, last bool) {
 	if last {
-		atomic.StoreUint64(&g.entry(id)[1], 0)
-		crash.Point("ring.outcome.free")
+		atomic.StoreUint64(&g.sends[id][1], 0)
+		if crash.Armed {
+			crash.Point("ring.outcome.free")
+		}
 		return
 	}
-	atomic.StoreUint32((*uint32)(unsafe.Add(unsafe.Pointer(g.entry(id)), 20)), uint32(done))
+	atomic.StoreUint32((*uint32)(unsafe.Add(unsafe.Pointer(&g.sends[id]), 20)), uint32(done))
 }
-
-func (g *LedgerRegion) setRecvTail(tail uint64) { word64(g.mem[88:]).Store(tail) }
 
 // PublishAll makes everything placed in hosts visible, together with the lane's highest
 // received sequence and the refusals whose answer may be lost, so that after a crash either
@@ -378,7 +392,9 @@ func (l *Ledger) PublishBoth(commit int, lane *LedgerLane, received uint64, refu
 		// Refusals above the received sequence do not count yet, so they may be stored before
 		// it (docs/shm.md, "Ledger").
 		lane.setRefusals(refusals)
-		crash.Point("ring.receive.refusals")
+		if crash.Armed {
+			crash.Point("ring.receive.refusals")
+		}
 	}
 	// One record names every tail and sequence that changes together. Until it is valid
 	// nothing has happened; from then on Recover carries it out, as often as it likes.
@@ -405,10 +421,14 @@ func (l *Ledger) PublishBoth(commit int, lane *LedgerLane, received uint64, refu
 		le.PutUint32(rec[12:], here.Index())
 		le.PutUint64(rec[16:], received)
 		le.PutUint64(rec[24:], hereReceived)
-		crash.Point("ring.receive.record")
+		if crash.Armed {
+			crash.Point("ring.receive.record")
+		}
 		// This store decides.
 		word32(rec).Store(1)
-		crash.Point("ring.receive.valid")
+		if crash.Armed {
+			crash.Point("ring.receive.valid")
+		}
 	}
 	for _, h := range hosts {
 		if h.inCommit {
@@ -416,9 +436,13 @@ func (l *Ledger) PublishBoth(commit int, lane *LedgerLane, received uint64, refu
 			// The record is valid: whatever of these stores a crash leaves out, Recover
 			// does. The region goes first, so that the client need not wait for the rest.
 			h.showRecv()
-			crash.Point("ring.receive.tail")
-			h.led.setRecvTail(h.recvTail)
-			crash.Point("ring.receive.table")
+			if crash.Armed {
+				crash.Point("ring.receive.tail")
+			}
+			h.led.words[wordRecvTail].Store(h.recvTail)
+			if crash.Armed {
+				crash.Point("ring.receive.table")
+			}
 		} else {
 			h.publishRecv() // one without a ledger
 		}
@@ -426,10 +450,14 @@ func (l *Ledger) PublishBoth(commit int, lane *LedgerLane, received uint64, refu
 	if n > 0 {
 		lane.setReceived(received)
 		here.setReceived(hereReceived)
-		crash.Point("ring.receive.lane")
+		if crash.Armed {
+			crash.Point("ring.receive.lane")
+		}
 		// All of it stands in its place now, and the record may be used for the next step.
 		word32(rec).Store(0)
-		crash.Point("ring.receive.done")
+		if crash.Armed {
+			crash.Point("ring.receive.done")
+		}
 	}
 }
 

@@ -231,8 +231,28 @@ type SendRecord struct {
 	Word     Word
 	Tag      uint64
 	Cookie   uint32
-	Dst      netip.AddrPort
+	Dst      Target
 	Flags    uint8
+}
+
+// Target is a destination as the entries of a send table hold it: it is made once for each
+// flow. The zero Target is none.
+type Target struct{ lo, hi, port uint64 }
+
+// MakeTarget is dst as a Target.
+func MakeTarget(dst netip.AddrPort) (t Target) {
+	if dst.IsValid() {
+		var family uint8
+		t.lo, t.hi, family = addrWords(dst.Addr())
+		t.port = uint64(dst.Port()) | uint64(family)<<16
+	}
+	return t
+}
+
+// AddrPort is the destination; not valid when there is none.
+func (t Target) AddrPort() netip.AddrPort {
+	a, _ := wordsAddr(t.lo, t.hi, uint8(t.port>>16))
+	return netip.AddrPortFrom(a, uint16(t.port))
 }
 
 // put fills an entry, the order last.
@@ -241,12 +261,8 @@ func (s *SendRecord) put(e *entry) {
 	e[2] = s.Slot/UnitBytes&0xffffffff | uint64(s.Progress)<<32
 	e[3] = uint64(s.Word)
 	e[4] = s.Tag
-	var family uint8 // 0 when the destination was refused as none
-	e[6], e[7] = 0, 0
-	if s.Dst.IsValid() {
-		e[6], e[7], family = addrWords(s.Dst.Addr())
-	}
-	e[5] = uint64(s.Cookie) | uint64(s.Dst.Port())<<32 | uint64(family)<<48 | uint64(s.Flags)<<56
+	e[5] = uint64(s.Cookie) | s.Dst.port<<32 | uint64(s.Flags)<<56
+	e[6], e[7] = s.Dst.lo, s.Dst.hi
 	atomic.StoreUint64(&e[1], s.Order)
 }
 
@@ -254,10 +270,7 @@ func (s *SendRecord) get(e *entry) (ok bool) {
 	s.Cell, s.Order = e[0], e[1]
 	s.Slot, s.Progress = e[2]&0xffffffff*UnitBytes, uint32(e[2]>>32)
 	s.Word, s.Tag = Word(e[3]), e[4]
-	s.Cookie, s.Dst, s.Flags = uint32(e[5]), netip.AddrPort{}, uint8(e[5]>>56)
-	if a, ok := wordsAddr(e[6], e[7], uint8(e[5]>>48)); ok {
-		s.Dst = netip.AddrPortFrom(a, uint16(e[5]>>32))
-	}
+	s.Cookie, s.Dst, s.Flags = uint32(e[5]), Target{e[6], e[7], e[5] >> 32 & (1<<24 - 1)}, uint8(e[5]>>56)
 	return s.Order != 0
 }
 

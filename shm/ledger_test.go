@@ -173,7 +173,7 @@ func TestLedgerRegions(t *testing.T) {
 	var ids []uint32
 	for i := range 1000 { // more than a page of the send table
 		m.send(uint64(i)*64, uint32(i), "x")
-		id, cell := h.Taken(next(t, h), testDst, true)
+		id, cell := h.Taken(next(t, h), MakeTarget(testDst), true)
 		*cell = uint64(i + 1)
 		ids = append(ids, id)
 	}
@@ -182,7 +182,7 @@ func TestLedgerRegions(t *testing.T) {
 		t.Fatalf("%+v %v", rep, err)
 	}
 	for i, s := range rep.Regions[0].Open {
-		if s.Cell != uint64(i+1) || s.Cookie != uint32(i) || s.Dst != testDst || !s.IsSent || s.Seq != uint64(i+1) {
+		if s.Cell != uint64(i+1) || s.Cookie != uint32(i) || s.Dst.AddrPort() != testDst || !s.IsSent || s.Seq != uint64(i+1) {
 			t.Fatalf("%d: %+v", i, s)
 		}
 	}
@@ -230,7 +230,7 @@ func TestLedgerFull(t *testing.T) {
 	var ids []uint32
 	for i := range sendsPerPage {
 		m.send(0, uint32(i), "x")
-		id, _ := h.Taken(next(t, h), testDst, true)
+		id, _ := h.Taken(next(t, h), MakeTarget(testDst), true)
 		ids = append(ids, id)
 	}
 	m.send(0, 99, "x")
@@ -243,7 +243,7 @@ func TestLedgerFull(t *testing.T) {
 	}
 	h.Outcome(ids[0], 0, 1, Delivered, 0, true)
 	h.Publish()
-	h.Taken(next(t, h), testDst, true)
+	h.Taken(next(t, h), MakeTarget(testDst), true)
 	if _, err := l.Region(h.r); err == nil {
 		t.Error("a region without memory")
 	}
@@ -331,7 +331,7 @@ func TestRecoverLocal(t *testing.T) {
 	for i := range uint64(2) {
 		am.send(i*64, uint32(i), "x")
 		p := next(t, a)
-		_, cell := a.Taken(p, testLocal, true)
+		_, cell := a.Taken(p, MakeTarget(testLocal), true)
 		*cell = LocalLane<<CellLane | (i + 1)
 		b.PlaceCopy(testLocal, wire.One(p.Body), lane.Index(), i+1)
 		if i == 0 {
@@ -404,11 +404,11 @@ func smallLedger() []byte {
 	lane[40] = 4
 	g := RegionRecord{Local: testLocal, Bytes: 1 << 20}
 	g.put(b[h.RegionOff:])
-	r := &LedgerRegion{mem: b[h.RegionOff:]}
+	r := &LedgerRegion{words: recordWords(b[h.RegionOff:])}
 	r.took(0, 3)
 	for i := range uint64(2) {
 		var e entry
-		s := SendRecord{Order: 1 + i, Word: MakeWord(KindEach, 3, 3), Dst: testDst}
+		s := SendRecord{Order: 1 + i, Word: MakeWord(KindEach, 3, 3), Dst: MakeTarget(testDst)}
 		s.put(&e)
 		copy(b[h.SendOff+i*entryBytes:], entryBytesOf(&e))
 	}

@@ -57,7 +57,7 @@ func TestOverflowKeepsAll(t *testing.T) {
 				n := 1 + rnd.Intn(4)
 				m.post(MakeWord(KindEach, 8*n, n), SendDesc{Tag: tag, Gen: 1, Cookie: uint32(tag)}, nil)
 				p := next(t, h)
-				id, _ := h.Taken(p, testDst, true)
+				id, _ := h.Taken(p, MakeTarget(testDst), true)
 				under = append(under, open{id, tag, n})
 				tag += uint64(n)
 			case 2, 3, 4:
@@ -91,7 +91,7 @@ func TestOverflowKeepsAll(t *testing.T) {
 				}
 			}
 		}
-		for i := 0; h.overflow.n() > 0 || h.eventTail != h.eventPub || i == 0; i++ {
+		for i := 0; h.overflow.n > 0 || h.eventTail != h.eventPub || i == 0; i++ {
 			h.Publish()
 			read()
 			if i > 10000 {
@@ -118,18 +118,18 @@ func TestOverflowIsBounded(t *testing.T) {
 	for i := range maxQueuedChanges {
 		o.add(&Event{Kind: EventCongestion, Dst: dst(i), Flags: EventCongested}, none)
 	}
-	if o.n() != maxQueuedChanges {
-		t.Fatalf("%d events of %d destinations", o.n(), maxQueuedChanges)
+	if o.n != maxQueuedChanges {
+		t.Fatalf("%d events of %d destinations", o.n, maxQueuedChanges)
 	}
 	o.add(&Event{Kind: EventCongestion, Dst: dst(5)}, none)
-	if o.n() != maxQueuedChanges || o.q[5].v.Flags != 0 {
-		t.Errorf("a second change of one destination: %d events, %+v", o.n(), o.q[5].v)
+	if o.n != maxQueuedChanges || o.q[5].v.Flags != 0 {
+		t.Errorf("a second change of one destination: %d events, %+v", o.n, o.q[5].v)
 	}
 	for i := range 10 {
 		o.add(&Event{Kind: EventCongestion, Dst: dst(maxQueuedChanges + i)}, none)
 	}
-	if last := o.q[len(o.q)-1].v; o.n() != maxQueuedChanges+1 || last.Kind != EventFreed || last.Tag != ^uint64(0) {
-		t.Errorf("one destination more: %d events, the last %+v", o.n(), last)
+	if last := o.q[len(o.q)-1].v; o.n != maxQueuedChanges+1 || last.Kind != EventFreed || last.Tag != ^uint64(0) {
+		t.Errorf("one destination more: %d events, the last %+v", o.n, last)
 	}
 	for i := range 2000 { // what has gone makes room for what stands behind
 		o.first++
@@ -145,17 +145,17 @@ func TestOverflowIsBounded(t *testing.T) {
 	if at := o.freed - o.base; at < o.first || o.q[at].v.Kind != EventFreed {
 		t.Errorf("the event of freed groups is looked for at %d of %d", at, len(o.q))
 	}
-	n := o.n()
+	n := o.n
 	o.add(&Event{Kind: EventFreed, Tag: 1}, none)
-	if o.n() != n {
+	if o.n != n {
 		t.Error("groups of ports have two events")
 	}
-	o.first = len(o.q)
+	o.first, o.n = len(o.q), 0
 	o.add(&Event{Kind: EventFreed, Tag: 2}, none)
 	o.add(&Event{Kind: EventFreed, Tag: 4}, none)
 	o.add(&Event{Kind: EventCongestion, Dst: dst(5)}, none)
-	if o.n() != 2 || o.q[o.first].v.Tag != 6 || len(o.dsts) != 1 || o.dsts[dst(5)] != 1 {
-		t.Errorf("after it was empty: %d events, %+v, %v", o.n(), o.q[o.first].v, o.dsts)
+	if o.n != 2 || o.q[o.first].v.Tag != 6 || len(o.dsts) != 1 || o.dsts[dst(5)] != 1 {
+		t.Errorf("after it was empty: %d events, %+v, %v", o.n, o.q[o.first].v, o.dsts)
 	}
 }
 

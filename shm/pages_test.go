@@ -320,7 +320,7 @@ func TestPagesArePaid(t *testing.T) {
 	flow(m)
 	p.left = 0
 	m.send(0, 1, "x")
-	id, _ := h.Taken(next(t, h), testDst, true)
+	id, _ := h.Taken(next(t, h), MakeTarget(testDst), true)
 	h.Outcome(id, 10, 1, Delivered, 0, true)
 	h.Publish()
 	if h.r.EventTail().Load() != 0 || !h.Lacks() {
@@ -472,13 +472,13 @@ func TestGoingPages(t *testing.T) {
 		h.Publish()
 		m.r.EventHead().Store(h.eventPub)
 	}
-	if !h.Lacks() || h.overflow.n() == 0 {
+	if !h.Lacks() || h.overflow.n == 0 {
 		t.Error("an event on a page that is being taken away")
 	}
 	h.r.Remove(got)
 	h.Restore(got)
 	h.MemoryAgain()
-	if h.Publish(); h.overflow.n() != 0 {
+	if h.Publish(); h.overflow.n != 0 {
 		t.Error("an event stays behind")
 	}
 }

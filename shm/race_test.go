@@ -123,7 +123,7 @@ func echo(t *testing.T, r *Region, set int, alarm *Alarm, quit chan struct{}) (s
 				}
 				break
 			}
-			id, _ := h.Taken(&p, testDst, true)
+			id, _ := h.Taken(&p, MakeTarget(testDst), true)
 			h.Outcome(id, p.Tag, p.Count, Delivered, 0, true)
 			worked = true
 		}

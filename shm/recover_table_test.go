@@ -12,7 +12,7 @@ import (
 func TestSendTableEdges(t *testing.T) {
 	const head, local = 5, 70
 	rec := func(order uint64, count, done int) SendRecord {
-		return SendRecord{Order: order, Word: MakeWord(KindEach, 0, count), Progress: uint32(done), Dst: clientDst}
+		return SendRecord{Order: order, Word: MakeWord(KindEach, 0, count), Progress: uint32(done), Dst: MakeTarget(clientDst)}
 	}
 	cell := func(lane, seq uint64) SendRecord {
 		r := rec(head, 1, 0)

@@ -126,7 +126,7 @@ func (d *crashDaemon) step() error {
 			break
 		}
 		if p.Tag%41 == 0 {
-			a.Taken(&p, netip.AddrPort{}, false)
+			a.Taken(&p, Target{}, false)
 			a.Refused(&p, uint16(unix.EHOSTUNREACH))
 			continue
 		}
@@ -136,12 +136,12 @@ func (d *crashDaemon) step() error {
 				break
 			}
 			d.stayed++
-			id, cell := a.Taken(&p, testLocal, true)
+			id, cell := a.Taken(&p, MakeTarget(testLocal), true)
 			*cell = LocalLane<<CellLane | d.stayed
 			a.Outcome(id, p.Tag, p.Count, Delivered, 0, true)
 			continue
 		}
-		id, cell := a.Taken(&p, testDst, true)
+		id, cell := a.Taken(&p, MakeTarget(testDst), true)
 		d.flight = append(d.flight, crashMsg{id, p.Tag, p.Count, cell})
 	}
 	for i := range d.flight {
@@ -464,7 +464,7 @@ func (c *crashClients) account(ledger string) {
 		if s.Tag%hereEach == 0 {
 			dst = testLocal
 		}
-		if left != s.Left || s.Slot != tx.slot || s.Dst != dst && !s.Refusing {
+		if left != s.Left || s.Slot != tx.slot || s.Dst.AddrPort() != dst && !s.Refusing {
 			t.Errorf("%+v: %d are left, at %d", s, left, tx.slot)
 		}
 		if s.Lane == LocalLane {

@@ -102,8 +102,9 @@ type Region struct {
 	rest    []byte     // guarded by mapping; of a region that is closed and held, the daemon's part
 	base    unsafe.Pointer
 
-	flows, flowStates, sends, events, recvs, releases unsafe.Pointer
-	sendArena, recvArena                              []byte
+	sends, events, recvs, flows []entry
+	flowStates, releases        unsafe.Pointer
+	sendArena, recvArena        []byte
 }
 
 // Seals of both parts: they keep their size from the beginning, so that no access can fail.
@@ -324,8 +325,9 @@ func (r *Region) mapParts(client, daemon int, split, size uint64, prot, flags in
 func (r *Region) lay() {
 	r.base = unsafe.Pointer(unsafe.SliceData(r.mem))
 	at := func(off uint64) unsafe.Pointer { return unsafe.Add(r.base, off) }
-	r.flows, r.flowStates = at(r.FlowOff), at(r.FlowStateOff)
-	r.sends, r.events, r.recvs, r.releases = at(r.SendOff), at(r.EventOff), at(r.RecvOff), at(r.ReleaseOff)
+	entries := func(off uint64, n uint32) []entry { return unsafe.Slice((*entry)(at(off)), n) }
+	r.sends, r.events, r.recvs, r.flows = entries(r.SendOff, r.Sends), entries(r.EventOff, r.Events), entries(r.RecvOff, r.Receives), entries(r.FlowOff, r.Flows)
+	r.flowStates, r.releases = at(r.FlowStateOff), at(r.ReleaseOff)
 	r.sendArena = r.mem[r.SendArenaOff:][:r.SendArenaBytes:r.SendArenaBytes]
 	r.recvArena = r.mem[r.RecvArenaOff:][:r.RecvArenaBytes:r.RecvArenaBytes]
 }
@@ -429,6 +431,7 @@ func (r *Region) Close() error {
 			r.dropRest()
 		}
 		r.mem, r.base = nil, nil
+		r.sends, r.events, r.recvs, r.flows = nil, nil, nil, nil
 		r.sendArena, r.recvArena = nil, nil
 	}
 	r.closeFD()
@@ -467,17 +470,9 @@ func (r *Region) Nudges() *atomic.Uint64       { return r.word64(offNudges) }
 func (r *Region) ClientSingle() *atomic.Uint32 { return r.word32(offClientSingle) }
 
 // Entries by their number since the region was made.
-func (r *Region) sendEntry(n uint64) *entry {
-	return entryAt(r.sends, (n&uint64(r.Sends-1))*entryBytes)
-}
-
-func (r *Region) eventEntry(n uint64) *entry {
-	return entryAt(r.events, (n&uint64(r.Events-1))*entryBytes)
-}
-
-func (r *Region) recvEntry(n uint64) *entry {
-	return entryAt(r.recvs, (n&uint64(r.Receives-1))*entryBytes)
-}
+func (r *Region) sendEntry(n uint64) *entry  { return &r.sends[n&uint64(r.Sends-1)] }
+func (r *Region) eventEntry(n uint64) *entry { return &r.events[n&uint64(r.Events-1)] }
+func (r *Region) recvEntry(n uint64) *entry  { return &r.recvs[n&uint64(r.Receives-1)] }
 
 func (r *Region) releaseEntry(n uint64) *atomic.Uint64 {
 	return (*atomic.Uint64)(unsafe.Add(r.releases, (n&uint64(r.Releases-1))*8))
@@ -504,7 +499,7 @@ func (r *Region) PutRelease(n, slot uint64) { r.releaseEntry(n).Store(slot) }
 // PutFlow fills entry i of the flow table, the generation last.
 func (r *Region) PutFlow(i uint32, f *FlowEntry) { f.put(r.flow(i)) }
 
-func (r *Region) flow(i uint32) *entry { return entryAt(r.flows, uint64(i)*entryBytes) }
+func (r *Region) flow(i uint32) *entry { return &r.flows[i] }
 
 // FlowState is the daemon's word for flow i.
 func (r *Region) FlowState(i uint32) *atomic.Uint64 {

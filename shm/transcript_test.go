@@ -316,13 +316,13 @@ func (p *program) take() {
 		dst, gen, known := p.h.FlowEntry(q.Flow)
 		p.note("tag %d, cookie %d, %v %d %v, %d of %d bytes %08x, open %v, want %v, %v", q.Tag, q.Cookie, dst, gen, known, q.Count, len(q.Body), crc32.Checksum(q.Body, p.crc), q.Open, q.Want, q.Bad)
 		if q.Open {
-			p.h.Taken(&q, dst, false)
+			p.h.Taken(&q, MakeTarget(dst), false)
 			state := []uint16{FlowClear, FlowClear, FlowCongested, FlowRefused}[p.rnd.Intn(4)]
 			p.h.SetFlow(q.Flow, q.Gen, state, uint16(p.rnd.Intn(3)))
 			continue
 		}
 		refused := q.Bad != nil || p.rnd.Intn(8) == 0
-		id, cell := p.h.Taken(&q, dst, !refused)
+		id, cell := p.h.Taken(&q, MakeTarget(dst), !refused)
 		p.note("id %d", id)
 		if refused {
 			p.h.Refused(&q, 111)

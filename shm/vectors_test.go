@@ -200,7 +200,7 @@ func golden(t *testing.T) (all []vector) {
 		"peer_incarnation", "12", "next_seq", "1000", "received", "500", "refusals", "3,499", "not_valid_yet", "501")
 
 	for _, s := range []SendRecord{
-		{Cell: 5<<56 | 1234, Order: 10, Slot: 64 * 99, Word: MakeWord(KindEach, 100, 10), Tag: 1 << 33, Cookie: 8, Dst: testDst, Flags: FlagWant,
+		{Cell: 5<<56 | 1234, Order: 10, Slot: 64 * 99, Word: MakeWord(KindEach, 100, 10), Tag: 1 << 33, Cookie: 8, Dst: MakeTarget(testDst), Flags: FlagWant,
 			Progress: 3 | 7<<progressBits | progressUnder | 1<<progressAcct},
 		{Order: 11, Word: MakeWord(KindEach, 0, 1), Flags: FlagRefusing},
 	} {
@@ -211,20 +211,20 @@ func golden(t *testing.T) (all []vector) {
 		same(back, s)
 		add("send_entry", f("order", s.Order), entryBytesOf(&e), "cell", f(s.Cell), "order", f(s.Order), "slot", f(s.Slot), "progress", f(s.Progress),
 			"finished_account_0", f(s.Finished(0)), "finished_account_1", f(s.Finished(1)), "word", f(uint64(s.Word)), "tag", f(s.Tag), "cookie", f(s.Cookie),
-			"dst", s.Dst.String(), "flags", f(s.Flags))
+			"dst", s.Dst.AddrPort().String(), "flags", f(s.Flags))
 	}
 
 	rb := make([]byte, recordBytes)
 	want := RegionRecord{ID: [16]byte{1, 2, 3}, Inode: 77, Bytes: 1 << 24, Local: testLocal, UID: 1000, PID: 4242, SendHead: 7, Events: 6, Account: 1,
 		RecvTail: 5, Taken: [2]uint64{40, 41}, Finished: [2]uint64{38, 39}}
 	want.put(rb)
-	g := &LedgerRegion{mem: rb}
+	g := &LedgerRegion{mem: rb, words: recordWords(rb)}
 	g.took(5, 40)
 	g.took(6, 41)
 	g.acct = 1
 	g.publish(5, 38)
 	g.publish(6, 39)
-	g.setRecvTail(5)
+	g.words[wordRecvTail].Store(5)
 	var got RegionRecord
 	got.get(rb)
 	same(got, want)
@@ -285,11 +285,11 @@ func TestGoldenRegion(t *testing.T) {
 	d = SendDesc{Tag: 400, Flow: 2, Gen: 1, Cookie: 4, Slot: 192}
 	m.post(MakeWord(KindEach, 6, 1), d, []byte("fourth"))
 	h.SetFlow(2, 1, FlowClear, 0)
-	id, _ := h.Taken(next(t, h), testDst, true)
+	id, _ := h.Taken(next(t, h), MakeTarget(testDst), true)
 	p := next(t, h)
-	h.Taken(p, testDst, false)
+	h.Taken(p, MakeTarget(testDst), false)
 	h.Refused(p, uint16(unix.EMSGSIZE))
-	h.Taken(next(t, h), testDst, true)
+	h.Taken(next(t, h), MakeTarget(testDst), true)
 	h.Outcome(id, 100, 2, Delivered, 0, true)
 	h.PlaceCopy(testDst, wire.One([]byte("first")), 1, 40)
 	h.Publish()

@@ -36,8 +36,11 @@ var Names = []string{
 	"ring.release",
 }
 
+// Armed says that a point is armed in this process. A point on the way of each datagram is
+// passed if it is set, and costs a load and a branch that is never taken otherwise.
+var Armed bool
+
 var (
-	armed  bool
 	target string
 	nth    int64
 	passed atomic.Int64
@@ -59,7 +62,7 @@ func init() {
 	}
 	for _, k := range Names {
 		if k == name {
-			target, armed = name, true
+			target, Armed = name, true
 			return
 		}
 	}
@@ -69,14 +72,7 @@ func init() {
 
 // Point is one point.
 func Point(name string) {
-	if armed {
-		hit(name)
-	}
-}
-
-//go:noinline
-func hit(name string) {
-	if name == target && passed.Add(1) == nth {
+	if Armed && name == target && passed.Add(1) == nth {
 		syscall.Kill(syscall.Getpid(), syscall.SIGKILL)
 		select {} // the signal is on its way
 	}

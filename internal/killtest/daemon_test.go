@@ -252,7 +252,7 @@ func accountLanes(t *testing.T, placed uint64, y *end, x netip.AddrPort, rep *sh
 			continue
 		}
 		for _, s := range k.Open {
-			if !s.IsSent || s.Split || s.Dst != x {
+			if !s.IsSent || s.Split || s.Dst.AddrPort() != x {
 				continue
 			}
 			var lane *shm.LaneRecord

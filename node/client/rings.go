@@ -75,13 +75,14 @@ type ringSock struct {
 
 // ringFlow is an entry of the client's flow table as it was read.
 type ringFlow struct {
-	gen  uint32
-	felt uint64 // what the client had said of it when it became congested (Felt)
-	bad  error  // why nothing can be sent there
-	dest *rds.Dest
-	dst  netip.AddrPort // dest's
-	here bool           // at the socket's own address
-	busy busyFlow
+	gen    uint32
+	felt   uint64 // what the client had said of it when it became congested (Felt)
+	bad    error  // why nothing can be sent there
+	dest   *rds.Dest
+	dst    netip.AddrPort // dest's
+	target shm.Target     // the same, for the ledger
+	here   bool           // at the socket's own address
+	busy   busyFlow
 }
 
 // ringPost is a descriptor under way.
@@ -293,7 +294,7 @@ func (r *ringSock) take(now time.Duration, draining error, a admission) bool {
 	}
 	switch {
 	case p.Open:
-		r.End.Taken(p, netip.AddrPort{}, false)
+		r.End.Taken(p, shm.Target{}, false)
 		return true
 	case f.gen != p.Gen:
 		r.refuse(p, rdserr.ErrDestination)
@@ -323,7 +324,7 @@ func (r *ringSock) take(now time.Duration, draining error, a admission) bool {
 	}
 	// Between admission and acceptance, because a datagram for this same address has its outcome,
 	// and its number in the cell, before PostAdmitted returns (docs/adr/0021).
-	id, cell := r.End.Taken(p, f.dst, true)
+	id, cell := r.End.Taken(p, f.target, true)
 	for int(id) >= len(r.posts) {
 		r.posts = append(r.posts, ringPost{})
 	}
@@ -343,7 +344,7 @@ func (r *ringSock) take(now time.Duration, draining error, a admission) bool {
 
 func (r *ringSock) refuse(p *shm.Post, err error) {
 	r.front.deps.Count.RingRefused.Add(1)
-	r.End.Taken(p, netip.AddrPort{}, false)
+	r.End.Taken(p, shm.Target{}, false)
 	r.End.Refused(p, uint16(rdserr.Errno(err)))
 	r.touch()
 }
@@ -358,7 +359,7 @@ func (r *ringSock) resolve(i, gen uint32) {
 	if f.dest != nil {
 		f.dest.Close()
 	}
-	*f = ringFlow{gen: gen, dst: dst, here: dst.Addr() == r.host.Addr()}
+	*f = ringFlow{gen: gen, dst: dst, target: shm.MakeTarget(dst), here: dst.Addr() == r.host.Addr()}
 	switch {
 	case !ok:
 		f.bad = rdserr.ErrDestination

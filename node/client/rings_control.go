@@ -282,7 +282,7 @@ func (r *ringSock) mark(c *rdsdv1.Cancel) error {
 func (r *ringSock) cancelled(p *shm.Post, dst netip.AddrPort) bool {
 	for _, m := range r.marks {
 		if r.End.Taking() < m.before && m.dst.Addr() == dst.Addr() && (m.dst.Port() == 0 || m.dst.Port() == dst.Port()) {
-			id, _ := r.End.Taken(p, dst, true)
+			id, _ := r.End.Taken(p, shm.MakeTarget(dst), true)
 			r.End.Outcome(id, p.Tag, p.Count, uint8(conn.Cancelled), uint8(conn.WhyApp), true)
 			r.touch()
 			return true
