@@ -41,7 +41,8 @@ func (m *machine) act(rng *rand.Rand) {
 		}
 		m.e.Hold(m.now, ports, m.now+time.Duration(rng.Intn(300))*time.Millisecond)
 	case n == 6:
-		m.note("pending %v, %d evicted, self %v", m.e.End(), len(m.evicted()), m.e.Self().Addr())
+		_, pending := m.e.End()
+		m.note("pending %v, %d evicted, self %v", pending, len(m.evicted()), m.e.Self().Addr())
 	case n < 9:
 		m.stranger(rng)
 	case s == nil:

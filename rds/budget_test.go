@@ -22,7 +22,7 @@ func TestBudgetLeavesRoomToReceive(t *testing.T) {
 			b.sending.Store(c.sending * told / 2)
 			b.held.Store(c.held * told / 2)
 			e.tally.sending, e.tally.held = c.sending-b.Sending(), c.held-b.Held()
-			if got := e.sendRoom(); got != int(c.room) {
+			if got := e.sendRoom(e.room()); got != int(c.room) {
 				t.Errorf("%d sending, %d held: room to send %d, want %d", c.sending, c.held, got, c.room)
 			}
 			if free, got := 1000-c.sending-c.held, e.room(); got != free {
@@ -47,15 +47,15 @@ func TestTally(t *testing.T) {
 	sx, _ := e.Bind(4000, SocketOptions{Account: x})
 	sy, _ := e.Bind(4001, SocketOptions{Account: y})
 	share := int(b.Limit) * 2 / 3 // of one user alone: twice what is free
-	if e.End(); !e.tally.fits(x, share) || e.tally.fits(x, share+2) {
+	if e.End(); !e.tally.fits(x, share, e.room()) || e.tally.fits(x, share+2, e.room()) {
 		t.Fatalf("one user's share is not %d", share)
 	}
 	sx.spend(share / 2)
 	sx.hold(share / 2)
-	if e.tally.fits(x, 2) {
+	if e.tally.fits(x, 2, e.room()) {
 		t.Error("what a step takes is not counted in it")
 	}
-	if rest := (int(b.Limit) - share) * 2 / 3; !e.tally.fits(y, rest) || e.tally.fits(y, rest+2) {
+	if rest := (int(b.Limit) - share) * 2 / 3; !e.tally.fits(y, rest, e.room()) || e.tally.fits(y, rest+2, e.room()) {
 		t.Error("what a step took for one user is not missing to another")
 	}
 	if b.Used() != 0 || x.Used() != 0 {
@@ -65,7 +65,7 @@ func TestTally(t *testing.T) {
 	if x.Used() != int64(share/2*2) {
 		t.Errorf("%d bytes in the first user's account, want %d", x.Used(), share/2*2)
 	}
-	if e.tally.fits(x, 2) {
+	if e.tally.fits(x, 2, e.room()) {
 		t.Error("the first user has room again because another took some")
 	}
 	if e.End(); y.Used() != 100 || b.Sending() != int64(share/2) || b.Held() != int64(share/2+100) {

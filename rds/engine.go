@@ -31,7 +31,13 @@ type Budget struct {
 }
 
 // Used returns how many bytes are taken.
-func (b *Budget) Used() int64 { return b.Datagrams() + b.rest() }
+func (b *Budget) Used() int64 {
+	u := b.Datagrams()
+	if b.Rest != nil {
+		u += b.Rest.Load()
+	}
+	return u
+}
 
 // Datagrams returns how many bytes the engines have taken.
 func (b *Budget) Datagrams() int64 { return b.sending.Load() + b.held.Load() }
@@ -41,22 +47,8 @@ func (b *Budget) Datagrams() int64 { return b.sending.Load() + b.held.Load() }
 func (b *Budget) Sending() int64 { return b.sending.Load() }
 func (b *Budget) Held() int64    { return b.held.Load() }
 
-func (b *Budget) rest() int64 {
-	if b.Rest == nil {
-		return 0
-	}
-	return b.Rest.Load()
-}
-
 // everSends reports whether n bytes could be accepted if nothing else were held.
 func (b *Budget) everSends(n int) bool { return int64(n) <= b.Limit-b.Limit/4 }
-
-// sendRoom returns how many bytes more may be accepted by an engine that has taken sending
-// and held bytes of which the budget does not know yet.
-func (b *Budget) sendRoom(sending, held int64) int {
-	sending += b.sending.Load()
-	return int(min(b.Limit-b.Limit/4, b.Limit-held-b.held.Load()-b.rest()) - sending)
-}
 
 // Config of an engine. Zero values are not defaults; see DefaultConfig.
 type Config struct {
@@ -172,6 +164,7 @@ type Engine struct {
 	ready   []*Socket          // sockets with news
 	states  []conn.StateChange // the first maxStates
 	timers  *btree.BTreeG[timer]
+	due     time.Duration // no timer is due before
 	timerID uint64
 
 	ctr stats.Counters
@@ -189,7 +182,7 @@ type clearedPort struct {
 // the engine may use it.
 func NewEngine(cfg *Config, local netip.Addr, rng *rand.Rand) *Engine {
 	e := &Engine{cfg: cfg, local: local, socks: map[uint16]*Socket{}, peers: map[netip.Addr]*Peer{}, cver: 1,
-		timers: btree.NewG(16, timer.less)}
+		timers: btree.NewG(16, timer.less), due: conn.Never}
 	e.named = map[uint32]share{}
 	e.loop = &Peer{e: e, addr: local, mapTold: -tellEvery}
 	e.conns = conn.Common{Config: &cfg.Conn, Local: local, Rng: rng, AllowKernel: e.mayKernel}
@@ -232,9 +225,12 @@ func (e *Engine) Begin(now time.Duration) time.Duration {
 func (e *Engine) Now() time.Duration { return e.now }
 
 // End ends a step: what it has made possible is done, and others are told how much memory it
-// took and gave back. It reports whether there are orders to be taken.
-func (e *Engine) End() bool {
-	e.runDeferred(e.now)
+// took and gave back. It reports when to call Tick, or a little before, and whether there are
+// orders to be taken.
+func (e *Engine) End() (due time.Duration, ordered bool) {
+	if len(e.cleared)+len(e.clearedMaps)+len(e.space) > 0 {
+		e.runDeferred(e.now)
+	}
 	if len(e.conns.Changes) > 0 {
 		e.takeChanges()
 	}
@@ -245,7 +241,7 @@ func (e *Engine) End() bool {
 		t.account.Hold(t.noted)
 		t.sending, t.held, t.noted = 0, 0, 0
 	}
-	return len(e.conns.Actions)+len(e.ready)+len(e.states)+len(e.cnotes)+len(e.evicted) > 0 || e.collect
+	return e.due, len(e.conns.Actions)+len(e.ready)+len(e.states)+len(e.cnotes)+len(e.evicted) > 0 || e.collect
 }
 
 // takeChanges looks at the lanes that changed their state in this step.
@@ -399,6 +395,7 @@ func (e *Engine) arm(cur *timer, t ticker, at time.Duration) {
 		cur.id = e.timerID
 	}
 	cur.at, cur.t = at, t
+	e.due = min(e.due, at)
 	e.timers.ReplaceOrInsert(*cur)
 }
 
@@ -412,8 +409,12 @@ func (e *Engine) Next() (at time.Duration, ok bool) {
 func (e *Engine) Tick(now time.Duration) {
 	for {
 		t, ok := e.timers.Min()
-		if !ok || t.at > now {
-			break
+		if !ok {
+			e.due = conn.Never
+			return
+		}
+		if e.due = t.at; t.at > now {
+			return
 		}
 		e.timers.DeleteMin()
 		t.t.tick(now)

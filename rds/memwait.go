@@ -120,7 +120,7 @@ func (e *Engine) serveRecvWaiters(now time.Duration, most int) (n int) {
 // more than most of them, beginning where it ended the last time, so that sockets that need
 // much do not stand before the others.
 func (e *Engine) serveSendWaiters(most int) {
-	room := e.sendRoom()
+	room := e.sendRoom(e.room())
 	for most = min(most, len(e.sendWaiters)); most > 0; most-- {
 		if e.sendWaitersNext >= len(e.sendWaiters) {
 			e.sendWaitersNext = 0

@@ -49,7 +49,7 @@ func TestStarvedSocketAsksForOthersReleases(t *testing.T) {
 	if len(hungry.got) != 0 || !hungry.s.Info().Congested {
 		t.Fatalf("1,000 bytes were placed beside 3,700 of 4,000: %+v", hungry.s.Info())
 	}
-	if !w.b.End() || !takeCollect(w.b) || takeCollect(w.b) {
+	if _, ordered := w.b.End(); !ordered || !takeCollect(w.b) || takeCollect(w.b) {
 		t.Error("the shell was not asked, once, for what clients released")
 	}
 	if !slices.Equal(hungry.wanted, []bool{true}) || len(idle.wanted) > 0 {
@@ -97,7 +97,7 @@ func TestSinkThatLacksMemory(t *testing.T) {
 		if len(b.got) != 1 || !b.s.Info().Congested || len(w.b.recvWaiters) != 1 {
 			t.Fatalf("local %v: %d placed, %+v", local, len(b.got), b.s.Info())
 		}
-		if !w.b.End() || !takeCollect(w.b) {
+		if _, ordered := w.b.End(); !ordered || !takeCollect(w.b) {
 			t.Errorf("local %v: the shell was not asked for what clients released", local)
 		}
 		b.lacks = false

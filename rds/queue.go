@@ -264,7 +264,9 @@ func (q *Queue) Outcomes(l []OutcomeRun) []OutcomeRun {
 	// Fetching them makes room: sends were refused while too many lay here.
 	if s.outcomesN > 0 {
 		s.outcomesN = 0
-		s.writable()
+		if s.wantSpace {
+			s.writable()
+		}
 		if s.waiting > 0 {
 			s.hasSpace()
 		}

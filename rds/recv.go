@@ -75,7 +75,7 @@ func least(t wire.Train, cost int) int {
 // fitsRecvBudget reports whether the memory budget has room for a message.
 func (s *Socket) fitsRecvBudget(cost int, t wire.Train) bool {
 	e := s.e
-	if int64(cost) <= e.room() && e.tally.fits(s.opt.Account, cost) {
+	if free := e.room(); int64(cost) <= free && e.tally.fits(s.opt.Account, cost, free) {
 		return true
 	}
 	e.ctr.MemoryRefused += uint64(t.Count)
@@ -89,8 +89,12 @@ func (s *Socket) fitsRecvBudget(cost int, t wire.Train) bool {
 // hold takes n bytes of memory for received datagrams; with a negative n it gives them
 // back.
 func (s *Socket) hold(n int) {
-	s.e.tally.held += int64(n)
-	s.e.tally.note(s.opt.Account, n)
+	t := &s.e.tally
+	if t.account != s.opt.Account {
+		t.turn(s.opt.Account)
+	}
+	t.held += int64(n)
+	t.noted += int64(n)
 }
 
 // placed adds placed datagrams to the accounts.

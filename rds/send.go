@@ -122,8 +122,12 @@ const outcomeBytes = 48
 
 // spend takes n bytes of memory for sending; with a negative n it gives back.
 func (s *Socket) spend(n int) {
-	s.e.tally.sending += int64(n)
-	s.e.tally.note(s.opt.Account, n)
+	t := &s.e.tally
+	if t.account != s.opt.Account {
+		t.turn(s.opt.Account)
+	}
+	t.sending += int64(n)
+	t.noted += int64(n)
 }
 
 // size returns the memory that a message of so many bytes takes. count is that of conn.Msg.
@@ -138,13 +142,14 @@ func size(bytes, count int) int {
 // refused now and may fit later waits for memory.
 func (s *Socket) checkSendBudget(n int) error {
 	e := s.e
-	if b := e.cfg.Budget; n > e.sendRoom() || !e.tally.fits(s.opt.Account, n) {
+	b, free := e.cfg.Budget, e.room()
+	if n > e.sendRoom(free) || !e.tally.fits(s.opt.Account, n, free) {
 		b.Refused.Add(1)
 		// Only a message that may fit some day waits.
 		if b.everSends(n) {
 			s.awaitSendMemory(n)
 		}
-		return rdserr.With(rdserr.ErrNoMemory, "the daemon's memory budget of %d bytes is spent, or what of it may be accepted at once, three quarters", e.cfg.Budget.Limit)
+		return rdserr.With(rdserr.ErrNoMemory, "the daemon's memory budget of %d bytes is spent, or what of it may be accepted at once, three quarters", b.Limit)
 	}
 	return nil
 }
@@ -254,12 +259,19 @@ func (s *Socket) completed(m *conn.Msg, o conn.Outcome, why conn.Why) {
 		s.sink.Done(Decided{m.Cookie, Report(m.Report), m.Tag, k, o, why})
 	}
 	// Flushes are answered behind the outcome that they wait for.
-	s.leave(m.Epoch, k)
+	if ep := &s.epochs[m.Epoch-s.epoch0]; ep.n == k {
+		ep.n = 0
+		s.endEpochs()
+	} else {
+		ep.n -= k
+	}
 	// Not at once: this is in the middle of a step, with lists of the connection half walked.
 	if s.lined.n > 0 {
 		s.hasSpace()
 	}
-	s.writable()
+	if s.wantSpace {
+		s.writable()
+	}
 	// With the last outcome of a closed socket nothing reads the client's memory any more.
 	if s.lingers && s.undecided == 0 {
 		s.lingers = false
@@ -273,7 +285,7 @@ func (s *Socket) completed(m *conn.Msg, o conn.Outcome, why conn.Why) {
 
 // writable tells a client that met no room for another datagram that there is some.
 func (s *Socket) writable() {
-	if s.wantSpace && s.used <= s.opt.SndBufBytes/2 && s.undecided <= s.e.cfg.MaxUndecided/2 && s.outcomesN <= s.e.cfg.MaxOutcomes/2 {
+	if s.used <= s.opt.SndBufBytes/2 && s.undecided <= s.e.cfg.MaxUndecided/2 && s.outcomesN <= s.e.cfg.MaxOutcomes/2 {
 		s.wantSpace = false
 		s.news(EvWritable)
 	}
@@ -327,13 +339,6 @@ func (s *Socket) Flush(id uint64) {
 		s.epochs = append(s.epochs, epoch{})
 	}
 	s.endEpochs()
-}
-
-func (s *Socket) leave(number uint32, n int) {
-	ep := &s.epochs[number-s.epoch0]
-	if ep.n -= n; ep.n == 0 {
-		s.endEpochs()
-	}
 }
 
 func (s *Socket) endEpochs() {

@@ -13,30 +13,34 @@ type tally struct {
 	noted         int64 // of account
 }
 
-// note takes n bytes in the name of a; with a negative n it gives back.
-func (t *tally) note(a *quota.Account, n int) {
-	if t.account != a {
-		t.account.Hold(t.noted)
-		t.account, t.noted = a, 0
-	}
-	t.noted += int64(n)
+// turn goes over to account a: the one before is told what was noted for it.
+func (t *tally) turn(a *quota.Account) {
+	t.account.Hold(t.noted)
+	t.account, t.noted = a, 0
 }
 
-// fits reports whether n bytes more are within a's share of the free memory.
-func (t *tally) fits(a *quota.Account, n int) bool {
+// fits reports whether n bytes more are within a's share of the memory, of which free bytes
+// are free.
+func (t *tally) fits(a *quota.Account, n int, free int64) bool {
 	mine := t.noted
 	if t.account != a {
 		mine = 0
 	}
-	return a.Fits(int64(n), mine, t.sending+t.held)
+	return a.Fits(int64(n), mine, free)
 }
 
-// room returns how many bytes the budget has for received datagrams.
+// room returns how many bytes are free: so many the budget has for received datagrams.
 func (e *Engine) room() int64 {
-	return e.cfg.Budget.Limit - e.cfg.Budget.Used() - e.tally.sending - e.tally.held
+	b, t := e.cfg.Budget, &e.tally
+	free := b.Limit - b.sending.Load() - b.held.Load() - t.sending - t.held
+	if b.Rest != nil {
+		free -= b.Rest.Load()
+	}
+	return free
 }
 
-// sendRoom is how many bytes more may be accepted.
-func (e *Engine) sendRoom() int {
-	return e.cfg.Budget.sendRoom(e.tally.sending, e.tally.held)
+// sendRoom is how many bytes more may be accepted, of the free ones.
+func (e *Engine) sendRoom(free int64) int {
+	b := e.cfg.Budget
+	return int(min(b.Limit-b.Limit/4-b.sending.Load()-e.tally.sending, free))
 }

@@ -296,7 +296,7 @@ func (s *ends) lose(l *endLink, now time.Duration, err error) {
 
 // carryOut does what the engine ordered. It never connects: the daemon does.
 func (s *ends) carryOut(n *end) {
-	for n.e.End() {
+	for _, ordered := n.e.End(); ordered; _, ordered = n.e.End() {
 		n.e.Take(&s.orders)
 		for _, a := range s.orders.Actions {
 			l := n.links[a.Lane]

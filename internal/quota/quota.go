@@ -330,13 +330,11 @@ func (a *Account) Hold(n int64) {
 }
 
 // Fits reports whether n bytes more, to be counted elsewhere, are within the holder's share
-// of the free memory. mine and all are the bytes that the caller has taken in the holder's
-// name and of the node, and has not reported yet.
-func (a *Account) Fits(n, mine, all int64) bool {
-	if a == nil {
-		return true
-	}
-	return !a.over(NumKinds, a.used.Load()+mine+n, a.node.limit-a.node.Used()-all-n, alphaElsewhere)
+// of the memory, of which free bytes are free. mine are the bytes that the caller has taken in
+// the holder's name, and has not reported yet. What the caller has taken of the node is not
+// free, whether it has reported that or not.
+func (a *Account) Fits(n, mine, free int64) bool {
+	return a == nil || !a.over(NumKinds, a.used.Load()+mine+n, free-n, alphaElsewhere)
 }
 
 // Tight reports whether the account would be refused size bytes of kind k. It

@@ -96,7 +96,7 @@ func TestPagesAreNotInTheWay(t *testing.T) {
 		t.Errorf("one alone has %d MiB of pages of 64", taken/mib)
 	}
 	for _, x := range []*Account{a, b} {
-		if err := x.Take(Clients, 4*mib); err != nil || x.Tight(Clients, mib) || !x.Fits(4*mib, 0, 0) {
+		if err := x.Take(Clients, 4*mib); err != nil || x.Tight(Clients, mib) || !x.Fits(4*mib, 0, n.Limit()-n.Used()) {
 			t.Errorf("%v with its share of pages: %v", x.Holder(), err)
 		}
 	}
@@ -112,14 +112,14 @@ func TestHeldElsewhere(t *testing.T) {
 	other := int64(0)
 	n := New(64*mib, func() int64 { return other })
 	a, b := n.Account(User(1)), n.Account(User(2))
-	for a.Fits(mib, 0, 0) {
+	for a.Fits(mib, 0, n.Limit()-n.Used()) {
 		a.Hold(mib)
 		other += mib
 	}
 	if other != 42*mib || a.Used() != other || n.Used() != other {
 		t.Errorf("one alone holds %d MiB of 64 elsewhere, its account says %d", other/mib, a.Used()/mib)
 	}
-	if !b.Fits(mib, 0, 0) || b.Fits(16*mib, 0, 0) {
+	if !b.Fits(mib, 0, n.Limit()-n.Used()) || b.Fits(16*mib, 0, n.Limit()-n.Used()) {
 		t.Error("another one has not its share of the rest")
 	}
 	if err := a.Take(Clients, 4*mib); err != nil {
@@ -127,7 +127,7 @@ func TestHeldElsewhere(t *testing.T) {
 	}
 	a.Give(Clients, 4*mib)
 	a.Hold(-other)
-	if other = 0; a.Used() != 0 || !a.Fits(mib, 0, 0) {
+	if other = 0; a.Used() != 0 || !a.Fits(mib, 0, n.Limit()-n.Used()) {
 		t.Error("what was given back is still held")
 	}
 	if (*Account)(nil).Hold(mib); !(*Account)(nil).Fits(1<<60, 0, 0) {
@@ -332,14 +332,14 @@ func TestNeededPagesAreNotFree(t *testing.T) {
 	}
 	for a.Take(Clients, 16<<10) == nil {
 	}
-	for a.Fits(16<<10, 0, 0) {
+	for a.Fits(16<<10, 0, n.Limit()-n.Used()) {
 		a.Hold(16 << 10)
 		other += 16 << 10
 	}
 	if free := n.Limit() - n.Used(); free < a.Used()/alphaWhole || free > a.Used()/alphaWhole+64<<10 {
 		t.Errorf("%d bytes are held and %d free, want a seventh", a.Used(), free)
 	}
-	if err := b.Take(Clients, mib); err != nil || !b.Fits(mib, 0, 0) {
+	if err := b.Take(Clients, mib); err != nil || !b.Fits(mib, 0, n.Limit()-n.Used()) {
 		t.Errorf("nothing is left for another: %v", err)
 	}
 	if !a.OverShare(Clients, 16<<10) || b.OverShare(Clients, mib) {

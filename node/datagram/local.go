@@ -145,13 +145,13 @@ var works = sync.Pool{New: func() any { return new(work) }}
 // Unlock lets the lock go and carries out what the step left to do: writes to
 // links in the caller's own thread, wakes readers, dials, logs.
 func (h *Local) Unlock() {
-	ordered := h.e.End()
+	due, ordered := h.e.End()
 	if h.offered != nil {
 		h.takeLone()
 	}
-	if at, ok := h.e.Next(); ok && at < h.timerAt && !h.closed && h.timer != nil {
-		h.timerAt = at
-		h.timer.Reset(untilTick(h.now(), at))
+	if due < h.timerAt && !h.closed && h.timer != nil {
+		h.timerAt = due
+		h.timer.Reset(untilTick(h.now(), due))
 	}
 	if !ordered && len(h.rings.placed)+len(h.rings.dirty) == 0 {
 		h.mu.Unlock()
