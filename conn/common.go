@@ -20,11 +20,8 @@ type Common struct {
 	// its identity. It is asked when a link begins.
 	AllowKernel func(netip.Addr) bool
 
-	// Lone is an empty batch that the owner offers for this step: a message that finds nothing
-	// before it on its lane leaves in it at once (lone.go), and Filled is that lane then. The
-	// owner writes the batch as if Fill had filled it.
-	Lone   *transport.Batch
-	Filled *Lane
+	// Lone is what the owner offers for this step; nil: nothing, or it was taken.
+	Lone *Offer
 
 	// Left by steps until the owner takes them, in the order in which they happened.
 
@@ -41,6 +38,14 @@ type Common struct {
 	Spare int   // how many are kept
 	free  *Msg  // these
 	msgs  []Msg // the rest of a block of new ones
+}
+
+// Offer is an empty batch for one step: a message that finds nothing before it on its lane
+// leaves in it at once (lone.go), and Lane is that lane then. Who made the offer writes the
+// batch as if Fill had filled it.
+type Offer struct {
+	Batch *transport.Batch
+	Lane  *Lane
 }
 
 // StateChange is a lane that changed its state, its number when it did, and why its last

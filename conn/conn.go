@@ -205,9 +205,9 @@ func (c *Conn) Enqueue(now time.Duration, m *Msg) {
 	}
 	p := c.laneFor(now, m.SPort)
 	c.accepted(m)
-	if b := c.com.Lone; b != nil && p.takesLone(m) {
-		c.com.Lone, c.com.Filled = nil, p
-		p.sendLone(now, m, b)
+	if o := c.com.Lone; o != nil && p.takesLone(m) {
+		c.com.Lone, o.Lane = nil, p
+		p.sendLone(now, m, o.Batch)
 		return
 	}
 	p.enqueue(m)

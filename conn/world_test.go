@@ -271,18 +271,17 @@ func (w *world) enqueue(m *Msg) {
 		w.c.Enqueue(w.now, m)
 		return
 	}
-	b := transport.GetBatch()
-	w.com.Lone = b
+	o := Offer{Batch: transport.GetBatch()}
+	w.com.Lone = &o
 	w.c.Enqueue(w.now, m)
-	p := w.com.Filled
-	w.com.Lone, w.com.Filled = nil, nil
-	if p == nil {
-		b.Put()
+	w.com.Lone = nil
+	if o.Lane == nil {
+		o.Batch.Put()
 		return
 	}
 	w.lones++
-	if w.write(p, b) {
-		w.fill(p)
+	if w.write(o.Lane, o.Batch) {
+		w.fill(o.Lane)
 	}
 }
 

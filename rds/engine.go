@@ -231,6 +231,7 @@ func (e *Engine) End() (due time.Duration, ordered bool) {
 	if len(e.cleared)+len(e.clearedMaps)+len(e.space) > 0 {
 		e.runDeferred(e.now)
 	}
+	e.conns.Lone = nil
 	if len(e.conns.Changes) > 0 {
 		e.takeChanges()
 	}
@@ -303,21 +304,14 @@ func (e *Engine) Fill(now time.Duration, p *conn.Lane, b *transport.Batch) bool 
 	return ok
 }
 
-// OfferLone offers an empty batch for the step under way: a small datagram to an rdsd that finds
-// nothing before it is put into it when it is accepted (conn/lone.go), without a turn of its
-// own. TakeLone ends the offer before the step does.
-func (e *Engine) OfferLone(b *transport.Batch) {
+// OfferLone makes an offer for the step under way: a small datagram to an rdsd that finds
+// nothing before it is put into the batch when it is accepted (conn/lone.go), without a turn of
+// its own. If a lane has taken the offer when the step ends, the shell writes the batch and
+// calls Wrote, as after Fill.
+func (e *Engine) OfferLone(o *conn.Offer) {
 	if e.tracer == nil { // who is told of what Fill does
-		e.conns.Lone = b
+		e.conns.Lone = o
 	}
-}
-
-// TakeLone returns the lane that has filled the batch of OfferLone, if one has: the shell writes
-// it and calls Wrote, as after Fill.
-func (e *Engine) TakeLone() (p *conn.Lane) {
-	p = e.conns.Filled
-	e.conns.Lone, e.conns.Filled = nil, nil
-	return p
 }
 
 // AddressLost ends our incarnation towards all peers; see conn.Conn.AddressLost.

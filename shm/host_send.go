@@ -20,6 +20,7 @@ type Post struct {
 	Flow       uint32 // an entry of the flow table
 	Gen        uint32
 	Want       bool   // the outcome is waited for
+	Only       bool   // there was no other when the ring was looked at
 	Word       uint64 // as it was claimed
 	Slot       uint64 // offset of Body in the send arena
 	Bad        error  // not nil: it cannot be sent; take it without accepting and answer Refused
@@ -158,12 +159,9 @@ func (h *Host) Next(p *Post) (ok bool, err error) {
 		h.half, h.claimed = false, true
 	}
 	*p = h.cur
+	p.Only = h.sendTail-h.sendHead == 1
 	return true, nil
 }
-
-// Only reports whether the descriptor that Next showed was the only one when the ring was
-// looked at.
-func (h *Host) Only() bool { return h.sendTail-h.sendHead == 1 }
 
 // claimTries is how often a client may append between a load and the claim
 // before the daemon turns to something else.

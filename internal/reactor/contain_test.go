@@ -30,13 +30,13 @@ func (o *owned) at(where string) {
 	}
 }
 
-func (o *owned) Work() guard.What { return guard.Socket }
-func (o *owned) Fault(err error)  { o.fault <- err }
-func (o *owned) Ready(uint32)     { o.readys.Add(1); o.at("ready") }
-func (o *owned) Poll() bool       { o.polls.Add(1); o.at("poll"); return false }
-func (o *owned) Sleep() bool      { o.at("sleep"); return true }
-func (o *owned) Wake()            { o.at("wake") }
-func (o *owned) Try() bool        { o.at("try"); return false }
+func (o *owned) Work() guard.What        { return guard.Socket }
+func (o *owned) Fault(err error)         { o.fault <- err }
+func (o *owned) Ready(uint32)            { o.readys.Add(1); o.at("ready") }
+func (o *owned) Poll(time.Duration) bool { o.polls.Add(1); o.at("poll"); return false }
+func (o *owned) Sleep() bool             { o.at("sleep"); return true }
+func (o *owned) Wake()                   { o.at("wake") }
+func (o *owned) Try() bool               { o.at("try"); return false }
 
 // safeBuffer is a log.
 type safeBuffer struct {

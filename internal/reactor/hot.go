@@ -10,8 +10,9 @@ import (
 // (a descriptor given to Add, whose handler calls Hot). Its methods are called
 // on the reactor's thread. The dynamic type must be comparable: a pointer.
 type Poller interface {
-	// Poll does a bounded piece of work and reports whether there was any.
-	Poll() bool
+	// Poll does a bounded piece of work and reports whether there was any. now is when the turn
+	// began, by Clock: no two turns have the same.
+	Poll(now time.Duration) bool
 	// Sleep declares to the other side that it must ring from now on, and then looks once
 	// more. It returns false if work has arrived, and the declaration is taken back.
 	Sleep() bool
@@ -109,7 +110,7 @@ func (l *hotList) poll(now time.Duration) (worked bool) {
 		l.at = p
 		switch {
 		case p == nil:
-		case p.Poll():
+		case p.Poll(now):
 			worked = true
 			l.list[i].last = now
 		case now-l.list[i].last > stayHot:

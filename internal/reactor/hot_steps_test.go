@@ -19,7 +19,7 @@ type stepPoller struct {
 
 func (p *stepPoller) say(what string) { *p.log = append(*p.log, what+" "+p.name) }
 
-func (p *stepPoller) Poll() bool {
+func (p *stepPoller) Poll(time.Duration) bool {
 	p.say("poll")
 	if p.then != nil {
 		p.then()

@@ -49,7 +49,7 @@ func (m *mailbox) Ready(uint32) {
 	m.r.Hot(m)
 }
 
-func (m *mailbox) Poll() bool {
+func (m *mailbox) Poll(time.Duration) bool {
 	n := m.posted.Load() - m.taken.Load()
 	if n == 0 {
 		return false
@@ -178,7 +178,7 @@ type forgetful struct {
 	f func()
 }
 
-func (p *forgetful) Poll() bool { p.polls++; p.f(); return true }
+func (p *forgetful) Poll(time.Duration) bool { p.polls++; p.f(); return true }
 
 // TestDozersGoOn: pollers that slept for a short time because the reactor did
 // are hot again without a ring, and told so.

@@ -73,9 +73,10 @@ const maxEvents = 64 // descriptors served in one turn
 // ErrClosed says that the reactor has been closed.
 var ErrClosed = errors.New("reactor: closed")
 
-var base = time.Now()
+// base is an hour before the process began: no time is 0, which is none.
+var base = time.Now().Add(-time.Hour)
 
-// Clock is the reactors' time: monotonic, from the start of the process.
+// Clock is the reactors' time: monotonic, and never 0.
 func Clock() time.Duration { return time.Since(base) }
 
 // Now is when the turn under way began, by Clock, and costs nothing. It may be
@@ -196,7 +197,7 @@ func (r *Reactor) loop() {
 	var idleSince time.Duration
 	for !r.closing.Load() {
 		was := r.now
-		r.now = Clock()
+		r.now = time.Since(base)
 		if !busy && r.now-was > lostTurn {
 			r.spin.lost()
 		}
@@ -215,7 +216,7 @@ func (r *Reactor) loop() {
 			}
 		}
 		if r.now-idleSince < r.spin.budget {
-			add(&r.spins)
+			r.spins.Store(r.spins.Load() + 1) // counted by this thread alone
 			Yield()
 			continue
 		}
@@ -234,7 +235,7 @@ func (r *Reactor) loop() {
 // the turn before found nothing, work from a poller is finished (Defer) before epoll is
 // asked: its partner waits for it, and no other work could be batched with it.
 func (r *Reactor) turn(spinning bool) (worked bool) {
-	add(&r.turns)
+	r.turns.Store(r.turns.Load() + 1)
 	if r.queue.posted.Load() {
 		r.doing.what = inQueue
 		worked = r.queue.run()
@@ -296,7 +297,7 @@ func (r *Reactor) sleep() bool {
 		r.asleep.Store(false)
 		return false
 	}
-	add(&r.sleeps)
+	r.sleeps.Store(r.sleeps.Load() + 1)
 	if until := r.timers.sleepUntil(); r.rest.wanted() {
 		r.rest.wait(r, until)
 	} else {
@@ -340,9 +341,6 @@ func (r *Reactor) runEnds() {
 		f()
 	}
 }
-
-// add counts in the only thread that counts.
-func add(c *atomic.Uint64) { c.Store(c.Load() + 1) }
 
 // Yield gives the processor to any other thread that wants it, unknown to the scheduler of
 // Go. It is for waiting on a reactor's thread, for moments.

@@ -270,9 +270,9 @@ func TestTurnThatOnlyEndsHasWorked(t *testing.T) {
 // restless has work whenever it is to sleep.
 type restless struct{}
 
-func (restless) Poll() bool  { return false }
-func (restless) Sleep() bool { return false }
-func (restless) Wake()       {}
+func (restless) Poll(time.Duration) bool { return false }
+func (restless) Sleep() bool             { return false }
+func (restless) Wake()                   {}
 
 // TestSleepThatDoesNot holds that a reactor which finds work on its way to sleep counts as awake again: nobody rings for it, which is a
 // system call.

@@ -28,12 +28,13 @@ type Eager interface {
 // eagerTries is how often in a row an Eager is asked before epoll is.
 const eagerTries = 3
 
-// source is a registered descriptor. It is not changed after it is published.
+// source is a registered descriptor. It is not changed after it is published, but for gone.
 type source struct {
 	h     Handler
 	eager Eager // h, if it is one
 	fd    int
 	gen   uint32
+	gone  atomic.Bool // it was removed
 }
 
 // Add watches fd for events (unix.EPOLLIN, ...; EPOLLERR and EPOLLHUP always
@@ -53,7 +54,7 @@ func (r *Reactor) Add(fd int, events uint32, h Handler) error {
 	}
 	r.gen++
 	eager, _ := h.(Eager)
-	table[fd].Store(&source{h, eager, fd, r.gen})
+	table[fd].Store(&source{h: h, fd: fd, eager: eager, gen: r.gen})
 	ev := unix.EpollEvent{Events: events, Fd: int32(fd), Pad: int32(r.gen)}
 	if err := unix.EpollCtl(r.epfd, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
 		table[fd].Store(nil)
@@ -99,9 +100,11 @@ func (r *Reactor) Modify(fd int, events uint32) error {
 func (r *Reactor) Remove(fd int) error {
 	r.regMu.Lock()
 	defer r.regMu.Unlock()
-	if r.source(fd) == nil {
+	s := r.source(fd)
+	if s == nil {
 		return nil
 	}
+	s.gone.Store(true)
 	(*r.sources.Load())[fd].Store(nil)
 	return os.NewSyscallError("epoll_ctl(DEL)", unix.EpollCtl(r.epfd, unix.EPOLL_CTL_DEL, fd, nil))
 }
@@ -141,7 +144,7 @@ func (r *Reactor) try() (asked, worked bool) {
 	if s == nil || r.tries >= eagerTries {
 		return false, false
 	}
-	if r.source(s.fd) != s {
+	if s.gone.Load() {
 		r.eager = nil
 		return false, false
 	}

@@ -235,9 +235,9 @@ func TestAddAndRemoveRaced(t *testing.T) {
 
 type busyPoller struct{ polls int }
 
-func (p *busyPoller) Poll() bool  { p.polls++; return true }
-func (p *busyPoller) Sleep() bool { return false }
-func (p *busyPoller) Wake()       {}
+func (p *busyPoller) Poll(time.Duration) bool { p.polls++; return true }
+func (p *busyPoller) Sleep() bool             { return false }
+func (p *busyPoller) Wake()                   {}
 
 // TestNobodyStarves: beside descriptors and pollers that are always ready,
 // others, timers and functions have their turn; and those take turns evenly.

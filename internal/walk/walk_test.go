@@ -62,7 +62,7 @@ func TestWalk(t *testing.T) {
 		locks, functions := 0.0, 0.0
 		for _, c := range l {
 			functions += c.calls
-			if c.name == "(*Local).lockAt" {
+			if c.name == "(*Local).LockAt" {
 				locks = c.calls
 			}
 		}

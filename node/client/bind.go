@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unicode/utf8"
 
@@ -197,7 +198,7 @@ type socketTable struct {
 	memory         *quota.Node
 
 	mu      sync.Mutex
-	closed  error // guarded by mu; why no socket is opened any more
+	closed  atomic.Pointer[error] // stored with mu held; why no socket is opened any more, nil while some are
 	streams map[*sockStream]struct{}
 	byUser  map[uint32]int // guarded by mu
 	refused uint64         // guarded by mu
@@ -230,8 +231,8 @@ func (t *socketTable) enter(s *sockStream) error {
 	defer t.mu.Unlock()
 	var err error
 	switch {
-	case t.closed != nil:
-		return t.closed
+	case t.closed.Load() != nil:
+		return t.draining()
 	case len(t.streams) >= t.max:
 		err = rdserr.With(rdserr.ErrTooMany, "limits.max_sockets (%d) sockets are open", t.max)
 	case t.byUser[s.id.UID] >= t.maxPerUID:
@@ -269,14 +270,15 @@ func (t *socketTable) budget() base.Budget {
 func (t *socketTable) refuse(err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.closed = err
+	t.closed.Store(&err)
 }
 
 // draining is why nothing new is taken, nil while the node serves.
 func (t *socketTable) draining() error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.closed
+	if why := t.closed.Load(); why != nil {
+		return *why
+	}
+	return nil
 }
 
 // finishAll ends every stream.

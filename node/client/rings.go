@@ -98,35 +98,45 @@ const ringTurn = 64
 // --- the reactor's side ----------------------------------------------------------
 
 // Poll implements reactor.Poller: it serves what the client has posted.
-func (r *ringSock) Poll() bool {
-	worked := r.serve()
+func (r *ringSock) Poll(now time.Duration) bool {
+	worked := r.serve(now)
 	if r.ctl.held && r.ctl.resume() {
 		worked = true
 	}
 	return worked
 }
 
-// serve is Poll without the message that may be held.
-func (r *ringSock) serve() bool {
+// serve is Poll without the message that may be held: the release ring, if something changed
+// there, and the send ring.
+func (r *ringSock) serve(now time.Duration) bool {
 	posts, room, nudges := r.End.Look()
 	if nudges {
 		r.ringReaders()
 	}
 	posts = !r.blocked.Load() && (r.left || posts)
-	waits := posts && !r.share.May(r.react, &r.Ring)
+	waits := posts && !r.share.May(now, &r.Ring)
 	if waits {
 		posts = false
 	}
 	if !posts && !room {
 		return waits
 	}
-	_, now := r.host.LockTurn(r.react)
+	_, now = r.host.LockAt(now)
 	err := r.hostile
 	if err == nil && !r.closed {
 		if room {
-			r.touch() // events may have waited for it
+			r.host.Touch(&r.Ring) // events may have waited for it
+			err = r.takeReleases(now)
 		}
-		err = r.turn(now, posts, room)
+		if posts && err == nil {
+			var n int
+			if n, err = r.takePosts(now, withRoom); n > 0 {
+				r.took = n
+			}
+			if r.End.Lags() {
+				r.lag()
+			}
+		}
 	}
 	if err != nil {
 		r.judge(err)
@@ -176,26 +186,6 @@ func (r *ringSock) Ready(uint32) {
 	r.react.Hot(r)
 }
 
-// turn serves the release ring, if something changed there, and the send ring. The lock is held.
-func (r *ringSock) turn(now time.Duration, posts, room bool) error {
-	if room {
-		if err := r.takeReleases(now); err != nil {
-			return err
-		}
-	}
-	if !posts {
-		return nil
-	}
-	n, err := r.takePosts(now, withRoom)
-	if n > 0 {
-		r.took = n
-	}
-	if r.End.Lags() {
-		r.lag()
-	}
-	return err
-}
-
 // admission says what may keep a descriptor from being taken.
 type admission uint8
 
@@ -206,7 +196,6 @@ const (
 
 // takePosts takes descriptors, at most a turn's. The lock is held.
 func (r *ringSock) takePosts(now time.Duration, a admission) (n int, err error) {
-	draining := r.front.sockets.draining()
 	for range ringTurn {
 		if a == regardless && int64(r.point-r.End.Taking()) <= 0 {
 			return n, nil
@@ -217,15 +206,15 @@ func (r *ringSock) takePosts(now time.Duration, a admission) (n int, err error) 
 		}
 		// A client that posts one by one is served before it posts the next: its datagram goes the
 		// short way. One that is quicker would have each turn begin with a batch of one.
-		if n == 0 && a == withRoom && r.took <= 1 && r.End.Only() {
+		if n == 0 && a == withRoom && r.took <= 1 && r.post.Only {
 			r.host.OfferLone(r.react)
 		}
-		if r.left = !r.take(now, draining, a); r.left {
+		if r.left = !r.take(now, a); r.left {
 			r.blocked.Store(true)
 			return n, nil
 		}
 		n++
-		if r.share.Post(); r.share.Spent() {
+		if !r.share.Post() {
 			return n, nil
 		}
 	}
@@ -257,7 +246,7 @@ func (r *ringSock) growLedger(from uint32, pages int) {
 	r.host.Lock()
 	r.grown += bytes
 	r.End.Grown(pages)
-	r.touch()
+	r.host.Touch(&r.Ring)
 	r.freeIfIdle()
 	r.host.Unlock()
 }
@@ -271,7 +260,7 @@ func (r *ringSock) takeReleases(now time.Duration) error {
 	r.findOut()
 	if n > 0 {
 		r.sock.Freed(bytes, cost, n)
-		r.touch() // the client may wait to hear whether that was enough
+		r.host.Touch(&r.Ring) // the client may wait to hear whether that was enough
 	}
 	r.sock.ReadAll(now)
 	return nil
@@ -279,7 +268,7 @@ func (r *ringSock) takeReleases(now time.Duration) error {
 
 // take posts one descriptor to the engine. It reports false if the engine has no room now;
 // the same descriptor is taken again when it has.
-func (r *ringSock) take(now time.Duration, draining error, a admission) bool {
+func (r *ringSock) take(now time.Duration, a admission) bool {
 	p := &r.post
 	if p.Bad != nil {
 		r.refuse(p, p.Bad)
@@ -302,8 +291,8 @@ func (r *ringSock) take(now time.Duration, draining error, a admission) bool {
 	case f.bad != nil:
 		r.refuse(p, f.bad)
 		return true
-	case draining != nil:
-		r.refuse(p, draining)
+	case r.front.sockets.closed.Load() != nil:
+		r.refuse(p, r.front.sockets.draining())
 		return true
 	case r.marks != nil && r.cancelled(p, f.dst):
 		return true
@@ -346,7 +335,7 @@ func (r *ringSock) refuse(p *shm.Post, err error) {
 	r.front.deps.Count.RingRefused.Add(1)
 	r.End.Taken(p, shm.Target{}, false)
 	r.End.Refused(p, uint16(rdserr.Errno(err)))
-	r.touch()
+	r.host.Touch(&r.Ring)
 }
 
 // resolve looks at a flow the client has described anew.
@@ -376,19 +365,15 @@ func (r *ringSock) resolve(i, gen uint32) {
 	default:
 		r.End.SetFlow(i, gen, shm.FlowClear, 0)
 	}
-	r.touch()
+	r.host.Touch(&r.Ring)
 }
 
 // WantRoom implements rds.Sink: the client is told whether what it releases is
 // waited for, so that it rings then.
 func (r *ringSock) WantRoom(on bool) {
 	r.End.WantRoom(on)
-	r.touch() // publishRings asks whether there is some already
+	r.host.Touch(&r.Ring) // publishRings asks whether there is some already
 }
-
-// touch puts the socket on the list of those with news for their clients,
-// which the end of the step publishes. The lock is held.
-func (r *ringSock) touch() { r.host.Touch(&r.Ring) }
 
 // What the core, the shell and the reactor ask an owner of rings for, beside what its type
 // has to have.
@@ -431,7 +416,7 @@ func (r *ringSock) Show() (bell *shm.Alarm) {
 // Collect implements datagram.RingOwner.
 func (r *ringSock) Collect() {
 	if r.End.HasReleases() {
-		r.Poll()
+		r.Poll(r.react.Now())
 	}
 }
 
@@ -457,7 +442,7 @@ func (r *ringSock) Place(from *rds.Peer, a conn.Arrival) (cost int, ok bool) {
 			r.pairs.mark(a.SPort, r.End.Placed())
 		}
 	} else {
-		r.touch() // room may have come meanwhile
+		r.host.Touch(&r.Ring) // room may have come meanwhile
 	}
 	return cost, ok
 }
@@ -481,7 +466,7 @@ func (r *ringSock) Reserve(n int) *buf.Buf {
 	}
 	off, mem, ok := r.End.Reserve(n)
 	if !ok {
-		r.touch()
+		r.host.Touch(&r.Ring)
 		return nil
 	}
 	r.reserved++
@@ -517,7 +502,7 @@ func (r *ringSock) Done(d rds.Decided) {
 	k := &r.posts[d.Cookie]
 	k.left -= uint32(d.Count)
 	r.End.Outcome(d.Cookie, d.Tag, d.Count, uint8(d.Outcome), uint8(d.Why), k.left == 0)
-	r.touch()
+	r.host.Touch(&r.Ring)
 }
 
 // Changed implements rds.Sink.
@@ -530,7 +515,7 @@ func (r *ringSock) Changed(d *rds.Dest, congested bool) {
 			f.felt = r.jams(i, f.gen)
 		}
 		r.End.SetFlow(i, f.gen, state, 0)
-		r.touch()
+		r.host.Touch(&r.Ring)
 	}
 }
 
@@ -585,7 +570,7 @@ func (r *ringSock) Publish() {
 		if freed != 0 {
 			r.End.Freed(freed)
 		}
-		r.touch()
+		r.host.Touch(&r.Ring)
 	}
 	if ev&rds.EvFlushed != 0 {
 		if replies := r.s.flushed(r.sock.Flushed()); len(replies) > 0 {

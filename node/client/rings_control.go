@@ -96,7 +96,7 @@ func (c *ringControl) again() {
 // read takes messages as long as there are some and it is the client's turn.
 func (c *ringControl) read(events uint32) {
 	for !c.stopped() && !c.queued {
-		if !c.r.share.MayLook(c.r.react) {
+		if !c.r.share.MayLook(c.r.react.Now()) {
 			c.queued = true
 			c.r.react.DoFor(c.r, c.againFn)
 			break
@@ -224,10 +224,11 @@ func (r *ringSock) reach() (there, more bool) {
 	if int64(r.point-r.End.Taking()) <= 0 {
 		return true, false
 	}
-	if !r.share.May(r.react, &r.Ring) {
+	now := r.react.Now()
+	if !r.share.May(now, &r.Ring) {
 		return false, true
 	}
-	_, now := r.host.LockTurn(r.react)
+	_, now = r.host.LockAt(now)
 	err := r.hostile
 	n := 0
 	if err == nil && !r.closed {
@@ -284,7 +285,7 @@ func (r *ringSock) cancelled(p *shm.Post, dst netip.AddrPort) bool {
 		if r.End.Taking() < m.before && m.dst.Addr() == dst.Addr() && (m.dst.Port() == 0 || m.dst.Port() == dst.Port()) {
 			id, _ := r.End.Taken(p, shm.MakeTarget(dst), true)
 			r.End.Outcome(id, p.Tag, p.Count, uint8(conn.Cancelled), uint8(conn.WhyApp), true)
-			r.touch()
+			r.host.Touch(&r.Ring)
 			return true
 		}
 	}

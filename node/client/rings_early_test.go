@@ -28,7 +28,7 @@ func TestRingsBeforeTheyAreServed(t *testing.T) {
 		"posts come in sight": {func(r *ringSock) {
 			r.host.Lock()
 			r.End.PaidOff() // what was out of sight is to be looked at
-			r.touch()
+			r.host.Touch(&r.Ring)
 			r.host.Unlock()
 		}, syscall.EBADMSG, 0}, // it is nonsense
 		"waking it is too dear": {func(r *ringSock) { r.alarm.Costly(errors.New("this costs too much")) }, syscall.EIO, 0},

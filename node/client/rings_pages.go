@@ -70,7 +70,7 @@ func (r *ringSock) findOut() {
 		}
 		r.host.Lock()
 		r.End.Sure(written)
-		r.touch() // Due asks the reactor to look again, at an error too
+		r.host.Touch(&r.Ring) // Due asks the reactor to look again, at an error too
 		r.freeIfIdle()
 		r.host.Unlock()
 	}, func(err error) { r.react.Do(func() { r.Fault(err) }) })
@@ -260,8 +260,8 @@ func (f *Front) feed() {
 		_, now := r.host.Lock()
 		if !r.closed {
 			r.End.MemoryAgain()
-			r.sock.ReadAll(now) // what was refused may come again
-			r.touch()           // events that wait are published
+			r.sock.ReadAll(now)   // what was refused may come again
+			r.host.Touch(&r.Ring) // events that wait are published
 		}
 		r.host.Unlock()
 	}

@@ -50,6 +50,7 @@ func (h *Local) laneOf(p *conn.Lane) *lane {
 	return l
 }
 
+// find is the link of an attempt, nil when there is none.
 func (l *lane) find(attempt uint64) *laneLink {
 	for _, k := range l.links {
 		if k.attempt == attempt {
@@ -61,8 +62,11 @@ func (l *lane) find(attempt uint64) *laneLink {
 
 // current is the link p transmits on, nil when it has none that works.
 func (l *lane) current(p *conn.Lane) *laneLink {
-	if k := l.find(p.Attempt()); k != nil && !k.dead {
-		return k
+	attempt := p.Attempt()
+	for _, k := range l.links {
+		if k.attempt == attempt && !k.dead {
+			return k
+		}
 	}
 	return nil
 }
@@ -77,7 +81,15 @@ func (l *lane) remove(k *laneLink) {
 }
 
 // Begin takes the lock for all frames of one read.
-func (l *laneLink) Begin() { _, l.now = l.h.LockTurn(l.h.all.here()) }
+func (l *laneLink) Begin() {
+	now := time.Duration(0)
+	if w := l.h.all.here(); w != nil {
+		now = w.thread.Now()
+	} else {
+		now = l.h.now()
+	}
+	_, l.now = l.h.LockAt(now)
+}
 
 // Frame gives one frame to the engine.
 func (l *laneLink) Frame(f *transport.Frame) error {

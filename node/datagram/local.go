@@ -80,24 +80,16 @@ func (h *Local) Host() *Host { return h.all }
 // StepTime is the engine's time of the last step. The lock is held.
 func (h *Local) StepTime() time.Duration { return h.e.Now() }
 
-// now is the engine's time: monotonic, from the node's start.
-func (h *Local) now() time.Duration { return h.all.machine.Clock() - h.all.machine.Epoch }
+// now is the engine's time.
+func (h *Local) now() time.Duration { return h.all.machine.Clock() }
 
 // Lock takes the lock and begins a step, which Unlock must end.
-func (h *Local) Lock() (*rds.Engine, time.Duration) { return h.lockAt(h.now()) }
+func (h *Local) Lock() (*rds.Engine, time.Duration) { return h.LockAt(h.now()) }
 
-// LockTurn is lock on the thread of w, if that is not nil, with the time at which
-// its turn began: to read the clock takes longer than to take the lock. Timers and
-// what is measured may be off by a turn.
-func (h *Local) LockTurn(w *Worker) (*rds.Engine, time.Duration) {
-	if w == nil {
-		return h.Lock()
-	}
-	return h.lockAt(w.thread.Now() - h.all.machine.Epoch)
-}
-
-// lockAt is Lock for a caller who knows the time.
-func (h *Local) lockAt(now time.Duration) (*rds.Engine, time.Duration) {
+// LockAt is Lock for a caller who knows the time. On the thread of a worker that is when its
+// turn began: to read the clock takes longer than to take the lock. Timers and what is
+// measured may be off by a turn.
+func (h *Local) LockAt(now time.Duration) (*rds.Engine, time.Duration) {
 	if !h.mu.TryLock() {
 		h.lockSlowly()
 	}
@@ -107,8 +99,11 @@ func (h *Local) lockAt(now time.Duration) (*rds.Engine, time.Duration) {
 		now = h.now()
 	}
 	now = h.e.Begin(now)
+	// The turn that left its lane there ends before anything else (leaveWritten).
 	if h.written.Load() != nil {
-		h.takeWritten(now)
+		if p := h.written.Swap(nil); p != nil {
+			p.WroteBefore(now)
+		}
 	}
 	return h.e, now
 }
@@ -146,8 +141,11 @@ var works = sync.Pool{New: func() any { return new(work) }}
 // links in the caller's own thread, wakes readers, dials, logs.
 func (h *Local) Unlock() {
 	due, ordered := h.e.End()
-	if h.offered != nil {
-		h.takeLone()
+	if w := h.offered; w != nil {
+		h.offered = nil
+		if w.lone.Lane != nil {
+			h.takeLone(w)
+		}
 	}
 	if due < h.timerAt && !h.closed && h.timer != nil {
 		h.timerAt = due

@@ -33,7 +33,7 @@ func turnTime(t *testing.T) (lone, ordinary int64) {
 				over <- threadTime() - begun
 				return
 			}
-			_, now := s.h.LockTurn(w)
+			_, now := s.h.LockAt(w.Now())
 			if offer {
 				s.h.OfferLone(w)
 			}

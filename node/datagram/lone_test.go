@@ -43,7 +43,7 @@ func TestLoneLeavesWithItsTurn(t *testing.T) {
 	l := s.rdsd(k)
 	s.onThread(func(w *Worker) {
 		s.lone(w, k, "second")
-		if len(w.kicked) != 1 || w.kicked[0].b == nil || w.kicked[0].b.Frames() != 1 || w.spare != nil {
+		if len(w.kicked) != 1 || w.kicked[0].b == nil || w.kicked[0].b.Frames() != 1 || w.lone.Batch != nil {
 			t.Errorf("the turn has %+v to end with", w.kicked)
 		}
 		if _, _, _, n := l.state(); n != 1 {
@@ -66,7 +66,7 @@ func TestLoneOfferEnds(t *testing.T) {
 	l := s.rdsd(k)
 	s.onThread(func(w *Worker) {
 		s.lone(w, k)
-		if w.spare == nil {
+		if w.lone.Batch == nil {
 			t.Error("the batch is lost")
 		}
 		s.send(k, seamHigher, "second")

@@ -18,9 +18,8 @@ import (
 // (real, below). A simulated world brings its own, so that the same shell runs there, in
 // one thread, from a seed. All fields are set.
 type Machine struct {
-	Clock func() time.Duration // monotonic; the engines' time is what has passed of it since Epoch
-	Epoch time.Duration
-	Wall  func() time.Time // for what lasts long and is reported in such times
+	Clock func() time.Duration // monotonic, the engines' time; never 0, which is none
+	Wall  func() time.Time     // for what lasts long and is reported in such times
 
 	// Aside runs f beside the caller, who may hold locks: never before it has returned.
 	Aside func(f func())
@@ -64,7 +63,6 @@ func (r reactorThread) NewTimer(f func()) Timer { return r.Reactor.NewTimer(f) }
 func (a *Host) real() Machine {
 	return Machine{
 		Clock: reactor.Clock,
-		Epoch: reactor.Clock() - time.Hour, // no time of the engines is 0, which is none
 		Wall:  time.Now,
 		Aside: func(f func()) {
 			go func() { // ends with f, which is short or gives up when the node ends

@@ -9,7 +9,6 @@ import (
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/node/config"
-	"github.com/rdsd/rdsd/transport"
 )
 
 // Worker is one reactor of the node, with what its turn has collected.
@@ -19,7 +18,7 @@ type Worker struct {
 
 	kicked, flushing []kickedLane // owned by the thread
 	flushFn          func()
-	spare            *transport.Batch // for OfferLone, empty; owned by the thread
+	lone             conn.Offer // for OfferLone; between two turns its batch is empty or nil; owned by the thread
 
 	rings      []*Ring           // served here; owned by the thread
 	shares     map[uint32]*Share // by user; owned by the thread
@@ -44,14 +43,6 @@ func (w *Worker) send(h *Local, s sending) {
 		w.thread.Defer(w.flushFn)
 	}
 	w.kicked = append(w.kicked, kickedLane{h, s})
-}
-
-// batch is an empty batch. On the worker's thread.
-func (w *Worker) batch() *transport.Batch {
-	if w.spare == nil {
-		w.spare = transport.GetBatch()
-	}
-	return w.spare
 }
 
 // flush transmits. A lane with more than its share of a turn to send comes

@@ -1,5 +1,7 @@
 package datagram
 
+import "time"
+
 // What a reactor does for the rings of one user in a turn is bounded, however many
 // sockets the user has: with a bound for each socket alone, a thousand of them would
 // have everybody else wait for a thousand times as much. Who finds the share spent
@@ -15,16 +17,18 @@ const (
 	shareLooks = 8
 )
 
-// Share is what was taken of a user's rings in the turn under way. It belongs to
-// a worker and is owned by its thread.
+// Share is what was taken of a user's rings in a turn. It belongs to a worker and is owned by
+// its thread. A turn is known by when it began; the first call of another one finds the
+// share of the last and begins anew, so that nothing is to be done at the end of a turn.
 type Share struct {
+	turn         time.Duration // of the figures below
 	posts, bytes int
-	looks        int   // for messages; they have no part in the order below
-	begun        bool  // end is to be called
-	first        *Ring // nobody is served before it; nil: everybody may be
-	next         *Ring // who found the share spent first
-	refs         int   // rings of the user
-	endFn        func()
+	spent        bool          // there is no room for more
+	first        *Ring         // nobody is served before it; nil: everybody may be
+	next         *Ring         // who found the share spent first
+	looked       time.Duration // the turn that looks is of
+	looks        int           // for messages; they have no part in the order above
+	refs         int           // rings of the user
 }
 
 // Share is that of a user; Unshare is for each call.
@@ -32,7 +36,6 @@ func (w *Worker) Share(uid uint32) *Share {
 	s := w.shares[uid]
 	if s == nil {
 		s = &Share{}
-		s.endFn = s.end
 		w.shares[uid] = s
 	}
 	s.refs++
@@ -48,17 +51,21 @@ func (w *Worker) Unshare(uid uint32) {
 	}
 }
 
-// May reports whether descriptors of r may be taken now. A reactor asks all that have
-// some in the same order each turn.
-func (s *Share) May(w *Worker, r *Ring) bool {
-	s.begin(w)
+// May reports whether descriptors of r may be taken in the turn that began at turn. A reactor
+// asks all that have some in the same order each turn.
+func (s *Share) May(turn time.Duration, r *Ring) bool {
+	if s.turn != turn {
+		// Who was to be the first of the last turn and did not come has gone.
+		s.turn, s.posts, s.bytes, s.spent = turn, 0, 0, false
+		s.first, s.next = s.next, nil
+	}
 	if s.first == r {
 		s.first = nil
 	}
 	if s.first != nil {
 		return false
 	}
-	if s.Spent() {
+	if s.spent {
 		if s.next == nil {
 			s.next = r
 		}
@@ -67,36 +74,26 @@ func (s *Share) May(w *Worker, r *Ring) bool {
 	return true
 }
 
+// Copied counts bytes of the next Post that were copied at once.
+func (s *Share) Copied(n int) { s.bytes += n }
+
+// Post counts a descriptor that was taken since May, and reports whether the turn has room for
+// more of what this user sends.
+func (s *Share) Post() (more bool) {
+	s.posts++
+	s.spent = s.posts >= sharePosts || s.bytes >= shareBytes
+	return !s.spent
+}
+
 // MayLook counts that a message of a client is about to be looked for; false: not in
 // this turn.
-func (s *Share) MayLook(w *Worker) bool {
-	s.begin(w)
+func (s *Share) MayLook(turn time.Duration) bool {
+	if s.looked != turn {
+		s.looked, s.looks = turn, 0
+	}
 	if s.looks >= shareLooks {
 		return false
 	}
 	s.looks++
 	return true
-}
-
-// begin has the turn end, once.
-func (s *Share) begin(w *Worker) {
-	if !s.begun {
-		s.begun = true
-		w.thread.Defer(s.endFn)
-	}
-}
-
-// Post counts a descriptor that was taken.
-func (s *Share) Post() { s.posts++ }
-
-// Copied counts bytes that were copied at once.
-func (s *Share) Copied(n int) { s.bytes += n }
-
-// Spent reports whether a turn has no more room for what this user sends.
-func (s *Share) Spent() bool { return s.posts >= sharePosts || s.bytes >= shareBytes }
-
-// end ends the turn. Who was to be the first of it and did not come has gone.
-func (s *Share) end() {
-	s.posts, s.bytes, s.looks, s.begun = 0, 0, 0, false
-	s.first, s.next = s.next, nil
 }

@@ -2,6 +2,7 @@ package datagram
 
 import (
 	"testing"
+	"time"
 
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/node/base"
@@ -23,19 +24,20 @@ func TestShareOfATurn(t *testing.T) {
 		for i := range r {
 			r[i] = &Ring{}
 		}
+		var now time.Duration
 		turn := func(posts, bytes int, want string) {
 			t.Helper()
+			now++
 			var got []byte
 			for i, x := range r {
-				if x != nil && s.May(w, x) {
+				if x != nil && s.May(now, x) {
 					got = append(got, byte('0'+i))
 					for range posts {
-						s.posts++
-						s.bytes += bytes
+						s.Copied(bytes)
+						s.Post()
 					}
 				}
 			}
-			s.end()
 			if string(got) != want {
 				t.Errorf("%q were served, want %q", got, want)
 			}
@@ -68,7 +70,7 @@ func TestShareOfATurn(t *testing.T) {
 func TestControlTurn(t *testing.T) {
 	w := newSeam(t, nil).a.workers[0]
 	looks := func(s *Share) (n int) {
-		for s.MayLook(w) {
+		for s.MayLook(w.Now()) {
 			n++
 		}
 		return n

@@ -17,11 +17,11 @@ func TestEngineTime(t *testing.T) {
 	h := &Local{all: &Host{machine: Machine{Clock: reactor.Clock}}, e: rds.NewEngine(&c, netip.MustParseAddr("10.0.0.1"), rand.New(rand.NewSource(1)))}
 	_, a := h.Lock()
 	h.mu.Unlock()
-	if _, b := h.lockAt(a - time.Second); b != a {
+	if _, b := h.LockAt(a - time.Second); b != a {
 		t.Errorf("a step a second late has the time %v, want that of the one before, %v", b, a)
 	}
 	h.mu.Unlock()
-	if _, b := h.lockAt(a + time.Second); b != a+time.Second {
+	if _, b := h.LockAt(a + time.Second); b != a+time.Second {
 		t.Errorf("a later step has the time %v, want %v", b, a+time.Second)
 	}
 	h.mu.Unlock()

@@ -191,7 +191,7 @@ func (m *Machine) wallOfZero() (zero int64) {
 		after := m.Clock()
 		if after-before < best {
 			best = after - before
-			zero = wall.UnixNano() - int64(before+best/2-m.Epoch)
+			zero = wall.UnixNano() - int64(before+best/2)
 		}
 	}
 	return zero

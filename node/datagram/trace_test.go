@@ -149,15 +149,14 @@ func TestTraceTimes(t *testing.T) {
 // TestWallOfZero: of the looks at both clocks the one counts that took least, whenever it
 // was: between two reads of a slow one somebody else ran, or the wall clock was set.
 func TestWallOfZero(t *testing.T) {
-	const zero, epoch = int64(1_700_000_000_000_000_000), 500 * time.Second
+	const zero, begin = int64(1_700_000_000_000_000_000), 500 * time.Second
 	for quick := range 4 {
-		looks, at := 0, epoch
+		looks, at := 0, begin
 		var step time.Duration
 		m := Machine{
-			Epoch: epoch,
 			Clock: func() time.Duration { at += step; step = 0; return at },
 			Wall: func() time.Time {
-				wall, took := time.Unix(0, zero+int64(at-epoch)), 400*time.Microsecond // all of it after the look
+				wall, took := time.Unix(0, zero+int64(at)), 400*time.Microsecond // all of it after the look
 				if looks == quick {
 					took = 2 * time.Microsecond
 				}

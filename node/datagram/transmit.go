@@ -66,22 +66,15 @@ type sending struct {
 	w    *Worker       // whose batch it is, on whose thread it is written; nil: the pool's
 }
 
-// done gives the batch back.
-func (s *sending) done() {
-	if s.w == nil || s.w.spare != nil {
-		s.b.Put()
-		return
-	}
-	s.b.Reset()
-	s.w.spare = s.b
-}
-
 // filled is what follows p's having filled b. The lock is held.
-func (h *Local) filled(p *conn.Lane, link *laneLink, b *transport.Batch, now time.Duration) sending {
+func (h *Local) filled(p *conn.Lane, l *lane, link *laneLink, b *transport.Batch, now time.Duration) sending {
+	if l.ledger == nil {
+		h.ledgerLane(p)
+	}
 	// Before anything of the batch leaves: a daemon that starts again must not give these
 	// sequences to others.
-	h.ledgerLane(p).SetNextSeq(p.NextTx())
-	h.laneOf(p).lastTurn = now
+	l.ledger.SetNextSeq(p.NextTx())
+	l.lastTurn = now
 	return sending{p, link, b, p.Last(), h.steps.Load(), now, nil}
 }
 
@@ -103,16 +96,18 @@ func (h *Local) transmit(p *conn.Lane, most int) (more bool) {
 
 // fillBatch fills b with what p has to send, false: nothing now. The lock is held.
 func (h *Local) fillBatch(now time.Duration, p *conn.Lane, b *transport.Batch) (s sending, ok bool) {
-	l := h.laneOf(p).current(p)
-	if l == nil || !h.e.Fill(now, p, b) {
+	l := h.laneOf(p)
+	link := l.current(p)
+	if link == nil || !h.e.Fill(now, p, b) {
 		return s, false
 	}
-	return h.filled(p, l, b, now), true
+	return h.filled(p, l, link, b, now), true
 }
 
 // write writes a batch, without the lock, and is transmit from there on.
 func (h *Local) write(s sending, most int) (more bool) {
-	for p, b, w := s.p, s.b, s.w; ; {
+	p, b, w := s.p, s.b, s.w
+	for ok := true; ok; {
 		var err error
 		if s.link != nil { // else it is as if the link had failed, which its reader reports
 			var done bool
@@ -126,55 +121,57 @@ func (h *Local) write(s sending, most int) (more bool) {
 		if b.Bytes() > soonWritten {
 			now = h.now()
 		} else if s.last && err == nil && h.leaveWritten(p, s.step) {
-			s.done()
-			return false
+			break
 		}
 		b.Reset()
-		_, now = h.lockAt(now)
+		_, now = h.LockAt(now)
 		if err != nil {
 			s.link.dead = true // its reader will report it; nothing more is written
 		}
 		h.laneOf(p).lastTurn = now
-		more, ok := p.Wrote(now), false
-		if more && err == nil && most > 0 {
-			var next sending
-			if next, ok = h.fillBatch(now, p, b); ok {
-				s, s.w = next, w
-			}
+		more, ok = p.Wrote(now) && err == nil, false
+		if more && most > 0 {
+			s, ok = h.fillBatch(now, p, b)
 			more = false
 		}
 		h.Unlock()
-		if !ok {
-			s.done()
-			return more && err == nil
-		}
 	}
+	// The batch goes back to whom it belongs.
+	if w == nil || w.lone.Batch != nil {
+		b.Put()
+	} else {
+		b.Reset()
+		w.lone.Batch = b
+	}
+	return more
 }
 
 // OfferLone lets the next datagram of the step under way go the short way: if nothing is before it
 // on its lane, it is in a batch when it is accepted, which w writes at the end of its turn
 // (conn/lone.go). It may be called on the thread of w only. The lock is held.
 func (h *Local) OfferLone(w *Worker) {
+	if w.lone.Batch == nil {
+		w.lone.Batch = transport.GetBatch()
+	}
 	h.offered = w
-	h.e.OfferLone(w.batch())
+	h.e.OfferLone(&w.lone)
 }
 
-// takeLone ends the offer with its step, when everything has been queued that the step
-// queues: what is behind the datagram keeps the turn going. The lock is held.
-func (h *Local) takeLone() {
-	w := h.offered
-	h.offered = nil
-	if p := h.e.TakeLone(); p != nil {
-		s := h.filled(p, h.laneOf(p).current(p), w.spare, h.e.Now())
-		s.w, w.spare = w, nil
-		w.send(h, s)
-	}
+// takeLone takes the batch of an offer that a lane has filled, at the end of the step, when
+// everything has been queued that the step queues: what is behind the datagram keeps the turn
+// going. The lock is held.
+func (h *Local) takeLone(w *Worker) {
+	p := w.lone.Lane
+	l := h.laneOf(p)
+	s := h.filled(p, l, l.current(p), w.lone.Batch, h.e.Now())
+	s.w, w.lone = w, conn.Offer{}
+	w.send(h, s)
 }
 
 // leaveWritten ends the turn that wrote p's batch without the lock, if no step was begun
 // since the one numbered step, which filled it: then nobody has found p being written to and
 // queued behind it, and nobody waits for the end of the turn. The next step, whoever begins
-// it, is told before anything else (takeWritten). It returns false if the caller has to end
+// it, is told before anything else (LockAt). It returns false if the caller has to end
 // the turn with the lock.
 //
 // A step that begins meanwhile stores its number and then looks at written; this stores
@@ -185,13 +182,6 @@ func (h *Local) leaveWritten(p *conn.Lane, step uint64) bool {
 		return false // another lane of this address is there
 	}
 	return h.steps.Load() == step || !h.written.CompareAndSwap(p, nil)
-}
-
-// takeWritten ends the turn that left its lane in written. The lock is held.
-func (h *Local) takeWritten(now time.Duration) {
-	if p := h.written.Swap(nil); p != nil {
-		p.WroteBefore(now)
-	}
 }
 
 // soonWritten is so few bytes that to write them takes too little time for the clock to be
