@@ -10,7 +10,7 @@ var errAckAhead = errors.New("it acknowledges or refuses what was never sent")
 // ackable is the highest sequence of which we can say that it and everything
 // before it is placed, or refused and the refusal sent on this link (D5).
 func (p *Lane) ackable() uint64 {
-	a := p.Received()
+	a := max(p.expected, 1) - 1
 	// The sender takes everything up to an acknowledgement for delivered, so none may pass a
 	// refused sequence before its refusal is on the way, on the same link and before it.
 	if p.unsentRef != 0 && p.unsentRef <= a {
@@ -21,10 +21,7 @@ func (p *Lane) ackable() uint64 {
 
 // Received is the highest sequence received in order, 0 when nothing was.
 func (p *Lane) Received() uint64 {
-	if p.expected > 0 {
-		return p.expected - 1
-	}
-	return 0
+	return max(p.expected, 1) - 1
 }
 
 // ack takes the peer's acknowledgement of everything up to and including a.
@@ -46,12 +43,16 @@ func (p *Lane) ack(now time.Duration, a uint64) error {
 	for _, l := range [...]*list{&p.retrans, &p.unacked} {
 		refusal := false
 		for l.head != nil && l.head.seq <= a {
-			m := l.pop()
+			m := l.head
+			l.remove(m)
 			if l == &p.retrans {
 				p.c.ctr.SendDropAcked += uint64(m.Datagrams())
 				refusal = refusal || m.Kind == MsgRefuse
 			}
-			p.delivered(now, m)
+			if len(p.holds) > 0 {
+				p.settled(now, m)
+			}
+			p.done(m, Delivered, WhyNone)
 		}
 		if refusal {
 			// The peer has it already, so that it holds no acknowledgement of ours up.
@@ -63,13 +64,6 @@ func (p *Lane) ack(now time.Duration, a uint64) error {
 		p.lateAck = max(p.lateAck, a)
 	}
 	return nil
-}
-
-func (p *Lane) delivered(now time.Duration, m *Msg) {
-	if len(p.holds) > 0 {
-		p.settled(now, m)
-	}
-	p.done(m, Delivered, WhyNone)
 }
 
 // Acked tells how many bytes of the link of attempt the peer's TCP has acknowledged. Kernel

@@ -34,7 +34,10 @@ func (c *Conn) laneFor(now time.Duration, sport uint16) *Lane {
 	if !f.chosen {
 		f.chosen, f.lane = true, uint8(i%uint32(c.nlanes))
 	}
-	p := c.lane(int(f.lane))
+	p := c.lanes[f.lane]
+	if p == nil {
+		p = c.lane(int(f.lane))
+	}
 	// No message of the flow may still arrive on the lane that it leaves, or messages sent on
 	// the other lane would overtake it. A message that has ended as unknown may arrive.
 	rests := f.out == 0 && !f.unknown

@@ -15,17 +15,15 @@ const (
 // referenced. Payload memory stays untouched until the link reports the batch
 // written.
 type Batch struct {
+	unwritten
 	stage  []byte
-	pieces [][]byte
 	from   int // start in stage of the piece being built
 	size   int
 	frames int
-
-	next int // first piece not wholly written
 }
 
 var batches = sync.Pool{New: func() any {
-	return &Batch{stage: make([]byte, 0, stageBytes), pieces: make([][]byte, 0, BatchPieces+1)}
+	return &Batch{stage: make([]byte, 0, stageBytes), unwritten: unwritten{pieces: make([][]byte, 0, BatchPieces+1)}}
 }}
 
 // GetBatch takes an empty batch from the pool.
@@ -125,25 +123,24 @@ func (b *Batch) Left() (n int) {
 	return n
 }
 
-// Pieces returns the pieces that are left to write.
-func (b *Batch) Pieces() [][]byte { return b.pieces[b.next:] }
-
-// Wrote removes the first n bytes of Pieces and reports whether all is written.
-func (b *Batch) Wrote(n int) bool {
-	b.next = wrote(b.pieces, b.next, n)
-	return b.next == len(b.pieces)
+// unwritten is memory on its way to a link, in pieces.
+type unwritten struct {
+	pieces [][]byte
+	next   int // the first that is not wholly written
 }
 
-// wrote removes n bytes from pieces, of which next is the first that has any
-// left, and returns the new next.
-func wrote(pieces [][]byte, next, n int) int {
-	for ; next < len(pieces); next++ {
-		p := pieces[next]
+// Pieces returns the pieces that are left to write.
+func (u *unwritten) Pieces() [][]byte { return u.pieces[u.next:] }
+
+// Wrote removes the first n bytes of Pieces and reports whether all is written.
+func (u *unwritten) Wrote(n int) bool {
+	for ; u.next < len(u.pieces); u.next++ {
+		p := u.pieces[u.next]
 		if n < len(p) {
-			pieces[next] = p[n:]
-			break
+			u.pieces[u.next] = p[n:]
+			return false
 		}
 		n -= len(p)
 	}
-	return next
+	return true
 }

@@ -306,15 +306,15 @@ func TestWroteAnywhere(t *testing.T) {
 	texts := []string{"abc", "d", "", "efgh"}
 	for first := range 9 {
 		for second := range 9 - first {
-			var pieces [][]byte
+			var u unwritten
 			for _, s := range texts {
-				pieces = append(pieces, []byte(s))
+				u.pieces = append(u.pieces, []byte(s))
 			}
-			next := wrote(pieces, 0, first)
-			next = wrote(pieces, next, second)
-			left := string(bytes.Join(pieces[next:], nil))
-			if want := "abcdefgh"[first+second:]; left != want || (next == len(pieces)) != (want == "") {
-				t.Errorf("%d and %d bytes: %q is left from piece %d on, want %q", first, second, left, next, want)
+			u.Wrote(first)
+			all := u.Wrote(second)
+			left := string(bytes.Join(u.Pieces(), nil))
+			if want := "abcdefgh"[first+second:]; left != want || all != (want == "") {
+				t.Errorf("%d and %d bytes: %q is left from piece %d on, want %q", first, second, left, u.next, want)
 			}
 		}
 	}

@@ -26,16 +26,15 @@ type TagQueue struct {
 
 // TagBlock is a run of frames that is written at once.
 type TagBlock struct {
-	stage  []byte
-	pieces [][]byte
-	from   int // start in stage of the piece being built
-	next   int // first piece not wholly written
-	ops    int
-	after  *TagBlock
+	unwritten
+	stage []byte
+	from  int // start in stage of the piece being built
+	ops   int
+	after *TagBlock
 }
 
 var tagBlocks = sync.Pool{New: func() any {
-	return &TagBlock{stage: make([]byte, 0, tagStage), pieces: make([][]byte, 0, tagPieces)}
+	return &TagBlock{stage: make([]byte, 0, tagStage), unwritten: unwritten{pieces: make([][]byte, 0, tagPieces)}}
 }}
 
 // NewTagQueue makes a queue whose first frame has the number seq.
@@ -154,12 +153,3 @@ func (b *TagBlock) put() {
 
 // Ops is how many operations are in the block.
 func (b *TagBlock) Ops() int { return b.ops }
-
-// Pieces is what is left to write.
-func (b *TagBlock) Pieces() [][]byte { return b.pieces[b.next:] }
-
-// Wrote removes the first n bytes of Pieces and reports whether all is written.
-func (b *TagBlock) Wrote(n int) bool {
-	b.next = wrote(b.pieces, b.next, n)
-	return b.next == len(b.pieces)
-}

@@ -83,23 +83,19 @@ func (l *Link) read() {
 }
 
 // receive reads once, into want and then into room bytes of the stage.
-func (p *loop) receive(fd int, want []byte, room int) (int, error) {
-	n, err := p.receiveOnce(fd, want, room)
+func (p *loop) receive(fd int, want []byte, room int) (n int, err error) {
+	if want == nil {
+		n, err = recv(fd, p.stage[:room])
+	} else {
+		p.iov[0].Base, p.iov[1].Base = &want[0], &p.stage[0]
+		p.iov[0].SetLen(len(want))
+		p.iov[1].SetLen(room)
+		n, err = readv(fd, p.iov[:])
+		p.iov[0].Base = nil
+	}
 	if err != unix.EAGAIN && err != unix.EINTR {
 		p.reads++
 	}
-	return n, err
-}
-
-func (p *loop) receiveOnce(fd int, want []byte, room int) (int, error) {
-	if want == nil {
-		return recv(fd, p.stage[:room])
-	}
-	p.iov[0].Base, p.iov[1].Base = &want[0], &p.stage[0]
-	p.iov[0].SetLen(len(want))
-	p.iov[1].SetLen(room)
-	n, err := readv(fd, p.iov[:])
-	p.iov[0].Base = nil
 	return n, err
 }
 
