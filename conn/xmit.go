@@ -548,10 +548,13 @@ func (c *Conn) CongestionChanged(now time.Duration) {
 	p.kick()
 }
 
-// Last reports whether the turn whose batch was just filled has nothing behind it: another
-// Fill would find nothing, and the peer acknowledges by itself. Of a kernel TCP has to be
-// asked, which Wrote orders.
-func (p *Lane) Last() bool { return p.c.kind == KindRdsd && !p.more() }
+// Filled tells of the batch that was just filled, by Fill or for an offer: the attempt whose link
+// it is for, the sequence that the next message gets, and whether the turn has nothing behind
+// it. Then another Fill would find nothing, and the peer acknowledges by itself; of a kernel
+// TCP has to be asked, which Wrote orders.
+func (p *Lane) Filled() (attempt, next uint64, last bool) {
+	return p.attempt, p.nextSeq, p.c.kind == KindRdsd && !p.more()
+}
 
 // more reports whether another Fill would find something.
 func (p *Lane) more() bool {

@@ -60,9 +60,8 @@ func (l *lane) find(attempt uint64) *laneLink {
 	return nil
 }
 
-// current is the link p transmits on, nil when it has none that works.
-func (l *lane) current(p *conn.Lane) *laneLink {
-	attempt := p.Attempt()
+// current is the link of an attempt, nil when there is none that works.
+func (l *lane) current(attempt uint64) *laneLink {
 	for _, k := range l.links {
 		if k.attempt == attempt && !k.dead {
 			return k
@@ -184,7 +183,7 @@ func (h *Local) startParked(p *conn.Lane) {
 // LinkOf is the link that p sends on now, nil when it has none that works. The lock is
 // held.
 func (h *Local) LinkOf(p *conn.Lane) transport.Link {
-	if k := h.laneOf(p).current(p); k != nil {
+	if k := h.laneOf(p).current(p.Attempt()); k != nil {
 		return k.link
 	}
 	return nil

@@ -40,6 +40,8 @@ type Local struct {
 	rings   localRings
 	offered *Worker // OfferLone was called in the step under way, on its thread
 
+	stepTime time.Duration // when the step under way, or the last one, began
+
 	waiting atomic.Int32 // goroutines asleep on mu
 
 	// A turn that ended with nothing more to write leaves its lane in written, for the next
@@ -78,7 +80,7 @@ func (h *Local) Socket(port uint16) *rds.Socket { return h.e.Socket(port) }
 func (h *Local) Host() *Host { return h.all }
 
 // StepTime is the engine's time of the last step. The lock is held.
-func (h *Local) StepTime() time.Duration { return h.e.Now() }
+func (h *Local) StepTime() time.Duration { return h.stepTime }
 
 // now is the engine's time.
 func (h *Local) now() time.Duration { return h.all.machine.Clock() }
@@ -99,6 +101,7 @@ func (h *Local) LockAt(now time.Duration) (*rds.Engine, time.Duration) {
 		now = h.now()
 	}
 	now = h.e.Begin(now)
+	h.stepTime = now
 	// The turn that left its lane there ends before anything else (leaveWritten).
 	if h.written.Load() != nil {
 		if p := h.written.Swap(nil); p != nil {

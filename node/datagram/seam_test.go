@@ -157,7 +157,7 @@ func TestSeamSendFails(t *testing.T) {
 		p := s.lane(seamHigher)
 		s.h.Lock()
 		defer s.h.Unlock()
-		return s.h.laneOf(p).current(p) == nil
+		return s.h.laneOf(p).current(p.Attempt()) == nil
 	})
 	l.mu.Lock()
 	l.sendErr = nil

@@ -60,22 +60,23 @@ type sending struct {
 	p    *conn.Lane
 	link *laneLink // nil: there was none that works
 	b    *transport.Batch
-	last bool          // nothing is behind it (conn.Lane.Last)
+	last bool          // nothing is behind it (conn.Lane.Filled)
 	step uint64        // that filled it
 	now  time.Duration // of that step
 	w    *Worker       // whose batch it is, on whose thread it is written; nil: the pool's
 }
 
 // filled is what follows p's having filled b. The lock is held.
-func (h *Local) filled(p *conn.Lane, l *lane, link *laneLink, b *transport.Batch, now time.Duration) sending {
+func (h *Local) filled(p *conn.Lane, l *lane, b *transport.Batch, now time.Duration) sending {
 	if l.ledger == nil {
 		h.ledgerLane(p)
 	}
 	// Before anything of the batch leaves: a daemon that starts again must not give these
 	// sequences to others.
-	l.ledger.SetNextSeq(p.NextTx())
+	attempt, next, last := p.Filled()
+	l.ledger.SetNextSeq(next)
 	l.lastTurn = now
-	return sending{p, link, b, p.Last(), h.steps.Load(), now, nil}
+	return sending{p, l.current(attempt), b, last, h.steps.Load(), now, nil}
 }
 
 // transmit writes what p has to send, in the caller's thread, until there is
@@ -97,11 +98,10 @@ func (h *Local) transmit(p *conn.Lane, most int) (more bool) {
 // fillBatch fills b with what p has to send, false: nothing now. The lock is held.
 func (h *Local) fillBatch(now time.Duration, p *conn.Lane, b *transport.Batch) (s sending, ok bool) {
 	l := h.laneOf(p)
-	link := l.current(p)
-	if link == nil || !h.e.Fill(now, p, b) {
+	if l.current(p.Attempt()) == nil || !h.e.Fill(now, p, b) {
 		return s, false
 	}
-	return h.filled(p, l, link, b, now), true
+	return h.filled(p, l, b, now), true
 }
 
 // write writes a batch, without the lock, and is transmit from there on.
@@ -162,8 +162,7 @@ func (h *Local) OfferLone(w *Worker) {
 // going. The lock is held.
 func (h *Local) takeLone(w *Worker) {
 	p := w.lone.Lane
-	l := h.laneOf(p)
-	s := h.filled(p, l, l.current(p), w.lone.Batch, h.e.Now())
+	s := h.filled(p, h.laneOf(p), w.lone.Batch, h.stepTime)
 	s.w, w.lone = w, conn.Offer{}
 	w.send(h, s)
 }
