@@ -221,9 +221,6 @@ func (e *Engine) Begin(now time.Duration) time.Duration {
 	return e.now
 }
 
-// Now is the time of the step under way, or of the last one.
-func (e *Engine) Now() time.Duration { return e.now }
-
 // End ends a step: what it has made possible is done, and others are told how much memory it
 // took and gave back. It reports when to call Tick, or a little before, and whether there are
 // orders to be taken.
@@ -391,12 +388,6 @@ func (e *Engine) arm(cur *timer, t ticker, at time.Duration) {
 	cur.at, cur.t = at, t
 	e.due = min(e.due, at)
 	e.timers.ReplaceOrInsert(*cur)
-}
-
-// Next is when Tick is due; ok is false when nothing is.
-func (e *Engine) Next() (at time.Duration, ok bool) {
-	t, ok := e.timers.Min()
-	return t.at, ok
 }
 
 // Tick does everything that is due.

@@ -379,3 +379,9 @@ func TestAskedMeanwhile(t *testing.T) {
 		}
 	}
 }
+
+// Next is when Tick is due; ok is false when nothing is.
+func (e *Engine) Next() (at time.Duration, ok bool) {
+	t, ok := e.timers.Min()
+	return t.at, ok
+}
