@@ -52,7 +52,7 @@ func (p *Lane) ack(now time.Duration, a uint64) error {
 			if len(p.holds) > 0 {
 				p.settled(now, m)
 			}
-			p.done(m, Delivered, WhyNone)
+			p.c.done(p, m, Delivered, WhyNone)
 		}
 		if refusal {
 			// The peer has it already, so that it holds no acknowledgement of ours up.
@@ -104,7 +104,7 @@ func (p *Lane) ackTCP(now time.Duration, bytes uint64) {
 		if m.Kind == MsgNull && p.state == Up && p.probed && !p.ready {
 			p.become(now)
 		}
-		p.done(m, Delivered, WhyNone)
+		p.c.done(p, m, Delivered, WhyNone)
 	}
 	p.c.tryGrow(now)
 }

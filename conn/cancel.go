@@ -35,7 +35,7 @@ func (c *Conn) Cancel(now time.Duration, s *Sender, why Why) (cancelled, begun i
 		n := m.Datagrams()
 		c.ctr.SendCancelled += uint64(n)
 		cancelled += n
-		c.completed(m, Cancelled, why)
+		c.done(nil, m, Cancelled, why)
 	}
 	return cancelled, begun
 }
@@ -58,7 +58,7 @@ func (c *Conn) cancelSent(now time.Duration, m *Msg, drop *list) (begun int) {
 		// outcome.
 		begun = m.Datagrams()
 		p.retrans.remove(m)
-		p.done(m, Unknown, WhyCancelledSent)
+		p.c.done(p, m, Unknown, WhyCancelledSent)
 		return begun
 	case p.ready && m.seq > p.through:
 		p.retrans.remove(m)
@@ -107,7 +107,7 @@ func (p *Lane) giveUp(now time.Duration) (next time.Duration) {
 				return false
 			}
 			p.settled(now, m)
-			p.done(m, Unknown, WhyCancelledSent)
+			p.c.done(p, m, Unknown, WhyCancelledSent)
 			return true
 		})
 	}
@@ -161,7 +161,7 @@ func (c *Conn) Abandon(why Why) {
 			if m.Owner == nil {
 				c.com.FreeMsg(m)
 			} else {
-				c.completed(m, o, why)
+				c.done(nil, m, o, why)
 			}
 			return true
 		}

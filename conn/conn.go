@@ -197,14 +197,17 @@ func (c *Conn) Enqueue(now time.Duration, m *Msg) {
 	// The number of lanes is known from the peer's probe on, and the first of them is
 	// usable from its answer to ours: until then all messages wait in one line (D2).
 	if c.nlanes == 0 || c.grow != 0 || c.pending.head != nil {
-		c.accepted(m)
+		f, _ := c.flow(m.SPort)
+		f.out++
+		m.Owner.add(m, nil)
 		c.pending.push(m)
 		m.where = inPending
 		c.lane(0).want(now)
 		return
 	}
-	p := c.laneFor(now, m.SPort)
-	c.accepted(m)
+	p, f := c.laneFor(now, m.SPort)
+	f.out++
+	m.Owner.add(m, nil)
 	if o := c.com.Lone; o != nil && p.takesLone(m) {
 		c.com.Lone, o.Lane = nil, p
 		p.sendLone(now, m, o.Batch)
@@ -226,11 +229,12 @@ func (c *Conn) EnqueueChain(now time.Duration, head *Msg) {
 		}
 		return
 	}
-	p := c.laneFor(now, head.SPort)
+	p, f := c.laneFor(now, head.SPort)
 	for m := head; m != nil; {
 		next := m.next
 		m.At = now
-		c.accepted(m)
+		f.out++
+		m.Owner.add(m, nil)
 		p.enqueue(m)
 		m = next
 	}
@@ -246,7 +250,7 @@ func (c *Conn) spread(now time.Duration) {
 	}
 	for c.pending.head != nil {
 		m := c.pending.pop()
-		p := c.laneFor(now, m.SPort)
+		p, _ := c.laneFor(now, m.SPort)
 		p.enqueue(m)
 		p.want(now)
 	}

@@ -2,6 +2,8 @@ package conn
 
 import (
 	"time"
+
+	"github.com/rdsd/rdsd/wire"
 )
 
 // flowLane is the lane of the messages of some source ports, those that hash to it. They
@@ -28,8 +30,8 @@ func (c *Conn) flow(sport uint16) (f *flowLane, i uint32) {
 }
 
 // laneFor keeps all messages of one source port on one lane, as the kernel does
-// (RDS_MPATH_HASH). It is asked before a message counts in out.
-func (c *Conn) laneFor(now time.Duration, sport uint16) *Lane {
+// (RDS_MPATH_HASH), and tells both. It is asked before a message counts in out.
+func (c *Conn) laneFor(now time.Duration, sport uint16) (*Lane, *flowLane) {
 	f, i := c.flow(sport)
 	if !f.chosen {
 		f.chosen, f.lane = true, uint8(i%uint32(c.nlanes))
@@ -45,10 +47,10 @@ func (c *Conn) laneFor(now time.Duration, sport uint16) *Lane {
 		if q := c.lighter(now, p); q != nil {
 			f.lane = uint8(q.idx)
 			c.ctr.LaneMoved++
-			return q
+			return q, f
 		}
 	}
-	return p
+	return p, f
 }
 
 // load returns the bytes that are on the lane before the next message: waiting, or sent and
@@ -80,15 +82,6 @@ func (c *Conn) lighter(now time.Duration, p *Lane) (best *Lane) {
 	return best
 }
 
-// accepted counts a message of a socket, completed ends that and tells its owner.
-func (c *Conn) accepted(m *Msg) {
-	if m.Owner != nil {
-		f, _ := c.flow(m.SPort)
-		f.out++
-		m.Owner.add(m, nil)
-	}
-}
-
 // part counts n, which is split off m.
 func (c *Conn) part(n, m *Msg) {
 	f, _ := c.flow(n.SPort)
@@ -96,7 +89,15 @@ func (c *Conn) part(n, m *Msg) {
 	n.Owner.add(n, m)
 }
 
-func (c *Conn) completed(m *Msg, o Outcome, why Why) {
+// done is the one end of a message; p is the lane that it was on, nil: none yet.
+func (c *Conn) done(p *Lane, m *Msg, o Outcome, why Why) {
+	if m.Owner == nil {
+		if m.Kind == MsgRefuse {
+			p.refusals -= wire.Refusals(m.Payload)
+		}
+		c.com.FreeMsg(m)
+		return
+	}
 	f, _ := c.flow(m.SPort)
 	f.out--
 	// The message may still arrive, after one that is sent on another lane now.

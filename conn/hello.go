@@ -344,9 +344,9 @@ func (p *Lane) settleCancelled(now time.Duration, payload []byte) {
 			p.settled(now, m)
 			if len(payload) == receivedLen {
 				p.c.ctr.SendCancelled += uint64(m.Datagrams())
-				p.done(m, Cancelled, WhyApp)
+				p.c.done(p, m, Cancelled, WhyApp)
 			} else {
-				p.done(m, Unknown, WhyCancelledSent)
+				p.c.done(p, m, Unknown, WhyCancelledSent)
 			}
 			return true
 		}
@@ -433,7 +433,7 @@ func (c *Conn) restart(now time.Duration, keep *Lane, why Why) {
 				if m.Owner == nil {
 					c.com.FreeMsg(m)
 				} else {
-					p.done(m, Unknown, why)
+					p.c.done(p, m, Unknown, why)
 				}
 				return true
 			})

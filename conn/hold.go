@@ -237,7 +237,7 @@ func (p *Lane) refusedMsg(now time.Duration, m *Msg, why wire.Reason) {
 	// it are not held up for it.
 	if why == wire.ReasonNoPort {
 		p.settled(now, m)
-		p.done(m, Failed, WhyNoPort)
+		p.c.done(p, m, Failed, WhyNoPort)
 		return
 	}
 	h := p.holds[port]
@@ -251,7 +251,7 @@ func (p *Lane) refusedMsg(now time.Duration, m *Msg, why wire.Reason) {
 	if m.cancelled {
 		// It was not delivered, and was cancelled.
 		p.c.ctr.SendCancelled += uint64(m.Datagrams())
-		p.done(m, Cancelled, WhyApp)
+		p.c.done(p, m, Cancelled, WhyApp)
 	} else {
 		p.c.owner.Refused(m)
 		_, of := p.c.Among(m)

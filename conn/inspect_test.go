@@ -33,7 +33,7 @@ func TestPageQueued(t *testing.T) {
 			for k := 0; k < leaves && w.c.pending.head != nil && seen[len(w.c.pending.head.Payload)] == 1; k++ {
 				m := w.c.pending.pop()
 				m.where = nowhere
-				w.c.completed(m, Cancelled, WhyApp)
+				w.c.done(nil, m, Cancelled, WhyApp)
 				gone++
 			}
 		}

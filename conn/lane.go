@@ -543,7 +543,7 @@ func (p *Lane) takeBack(now time.Duration) {
 		// The peer cannot say which messages it has: cancelled ones stay undecided.
 		p.retrans.each(func(m *Msg) bool {
 			if m.cancelled {
-				p.done(m, Unknown, WhyCancelledSent)
+				p.c.done(p, m, Unknown, WhyCancelledSent)
 				return true
 			}
 			return false
@@ -561,17 +561,6 @@ func (p *Lane) anyCancelled() bool {
 		}
 	}
 	return false
-}
-
-func (p *Lane) done(m *Msg, o Outcome, why Why) {
-	if m.Owner != nil {
-		p.c.completed(m, o, why)
-		return
-	}
-	if m.Kind == MsgRefuse {
-		p.refusals -= wire.Refusals(m.Payload)
-	}
-	p.c.com.FreeMsg(m)
 }
 
 // dropControl throws away control messages that belong to one link only.

@@ -39,7 +39,7 @@ func (p *Lane) tick(now time.Duration) time.Duration {
 			p.retrans.each(func(m *Msg) bool {
 				if m.cancelled {
 					p.settled(now, m)
-					p.done(m, Unknown, WhyCancelledSent)
+					p.c.done(p, m, Unknown, WhyCancelledSent)
 					return true
 				}
 				return false

@@ -94,14 +94,14 @@ func (p *Lane) filled(now time.Duration, b *transport.Batch, o *frameOut) {
 		// told and not ack: a frame may have been filled before a refusal raised ack.
 		p.ackPending, p.ackDue, p.ackedRx = false, Never, o.told
 	}
-	b.Seal()
+	frames, size := b.Seal()
+	bytes := uint64(size)
 	p.writing = true
 	p.lastTx = now
-	bytes := uint64(b.Bytes())
 	p.txOff += bytes
 	p.sentB += bytes
 	p.c.ctr.SentBytes += bytes
-	p.c.ctr.SentFrames += uint64(b.Frames())
+	p.c.ctr.SentFrames += uint64(frames)
 }
 
 // put writes one frame.
@@ -482,7 +482,7 @@ func (p *Lane) Wrote(now time.Duration) bool {
 			if m.Owner == nil {
 				p.c.com.FreeMsg(m)
 			} else {
-				p.done(m, Unknown, why)
+				p.c.done(p, m, Unknown, why)
 			}
 			return true
 		})

@@ -141,7 +141,7 @@ func TestSendBudgetIsExact(t *testing.T) {
 	const limit = 8000
 	e, _ := lone(t, func(c *Config) { c.Budget = &Budget{Limit: limit} })
 	s := bind(t, e, 4000, SocketOptions{})
-	if n := e.sendRoom(e.room()); n != limit*3/4 {
+	if n := sendRoom(e); n != limit*3/4 {
 		t.Fatalf("room for %d", n)
 	}
 	if err := s.checkSendBudget(limit * 3 / 4); err != nil {
@@ -155,7 +155,7 @@ func TestSendBudgetIsExact(t *testing.T) {
 	x.tally.sending, x.tally.held = 300, 500
 	b.held.Store(1000)
 	b.Rest.Store(2500)
-	if n := x.sendRoom(x.room()); n != limit-1000-500-2500-300 {
+	if n := sendRoom(x); n != limit-1000-500-2500-300 {
 		t.Errorf("beside what others have: room for %d", n)
 	}
 	w := newPair(t)

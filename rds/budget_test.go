@@ -22,11 +22,11 @@ func TestBudgetLeavesRoomToReceive(t *testing.T) {
 			b.sending.Store(c.sending * told / 2)
 			b.held.Store(c.held * told / 2)
 			e.tally.sending, e.tally.held = c.sending-b.Sending(), c.held-b.Held()
-			if got := e.sendRoom(e.room()); got != int(c.room) {
+			if got := sendRoom(e); got != int(c.room) {
 				t.Errorf("%d sending, %d held: room to send %d, want %d", c.sending, c.held, got, c.room)
 			}
-			if free, got := 1000-c.sending-c.held, e.room(); got != free {
-				t.Errorf("%d sending, %d held: room to receive %d, want %d", c.sending, c.held, got, free)
+			if got, _ := e.room(); got != 1000-c.sending-c.held {
+				t.Errorf("%d sending, %d held: room to receive %d, want %d", c.sending, c.held, got, 1000-c.sending-c.held)
 			}
 			if e.End(); b.Sending() != c.sending || b.Held() != c.held {
 				t.Errorf("%d sending, %d held: others are told %d and %d", c.sending, c.held, b.Sending(), b.Held())
@@ -47,15 +47,15 @@ func TestTally(t *testing.T) {
 	sx, _ := e.Bind(4000, SocketOptions{Account: x})
 	sy, _ := e.Bind(4001, SocketOptions{Account: y})
 	share := int(b.Limit) * 2 / 3 // of one user alone: twice what is free
-	if e.End(); !e.tally.fits(x, share, e.room()) || e.tally.fits(x, share+2, e.room()) {
+	if e.End(); !fits(e, x, share) || fits(e, x, share+2) {
 		t.Fatalf("one user's share is not %d", share)
 	}
 	sx.spend(share / 2)
 	sx.hold(share / 2)
-	if e.tally.fits(x, 2, e.room()) {
+	if fits(e, x, 2) {
 		t.Error("what a step takes is not counted in it")
 	}
-	if rest := (int(b.Limit) - share) * 2 / 3; !e.tally.fits(y, rest, e.room()) || e.tally.fits(y, rest+2, e.room()) {
+	if rest := (int(b.Limit) - share) * 2 / 3; !fits(e, y, rest) || fits(e, y, rest+2) {
 		t.Error("what a step took for one user is not missing to another")
 	}
 	if b.Used() != 0 || x.Used() != 0 {
@@ -65,7 +65,7 @@ func TestTally(t *testing.T) {
 	if x.Used() != int64(share/2*2) {
 		t.Errorf("%d bytes in the first user's account, want %d", x.Used(), share/2*2)
 	}
-	if e.tally.fits(x, 2, e.room()) {
+	if fits(e, x, 2) {
 		t.Error("the first user has room again because another took some")
 	}
 	if e.End(); y.Used() != 100 || b.Sending() != int64(share/2) || b.Held() != int64(share/2+100) {
@@ -125,4 +125,14 @@ func TestNoMemoryHere(t *testing.T) {
 	if n := e.memory(); n != 0 {
 		t.Errorf("%d bytes are left", n)
 	}
+}
+
+func sendRoom(e *Engine) int {
+	_, n := e.room()
+	return n
+}
+
+func fits(e *Engine, a *quota.Account, n int) bool {
+	free, _ := e.room()
+	return e.tally.fits(a, n, free)
 }

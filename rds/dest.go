@@ -136,15 +136,15 @@ func (d *Dest) Congested() bool { return d.f != nil && d.f.pe.Congested(d.f.dst.
 // are undecided or the node's memory is spent, EvWritable follows; after any
 // other error trying again is of no use.
 func (s *Socket) Admit(d *Dest, t wire.Train) error {
-	if err := s.sendable(d, t); err != nil {
+	n, err := s.sendable(d, t)
+	if err != nil {
 		return err
 	}
 	if err := s.room(); err != nil {
 		s.wantSpace = true
 		return err
 	}
-	n := size(t.PayloadBytes(), msgCount(t))
-	err := s.checkSendBudget(n)
+	err = s.checkSendBudget(n)
 	// Memory comes back: to the caller this is a full buffer, and EvWritable follows
 	// (quenchAll).
 	if err != nil && s.e.cfg.Budget.everSends(n) {
@@ -157,28 +157,33 @@ func (s *Socket) Admit(d *Dest, t wire.Train) error {
 // asks about all that it has posted so far, which the caller bounds. It never returns
 // rdserr.ErrWouldBlock.
 func (s *Socket) AdmitAll(d *Dest, t wire.Train) error {
-	if err := s.sendable(d, t); err != nil {
+	n, err := s.sendable(d, t)
+	if err != nil {
 		return err
 	}
-	return s.checkSendBudget(size(t.PayloadBytes(), msgCount(t)))
+	return s.checkSendBudget(n)
 }
 
-// sendable checks the part of Admit that concerns the train itself.
-func (s *Socket) sendable(d *Dest, t wire.Train) error {
+// sendable checks the part of Admit that concerns the train itself, and returns how many bytes
+// of memory its message takes.
+func (s *Socket) sendable(d *Dest, t wire.Train) (bytes int, err error) {
 	f := d.f
 	switch {
 	case s.closed:
-		return rdserr.ErrClosed
+		return 0, rdserr.ErrClosed
 	case f == nil || f.s != s:
-		return rdserr.With(rdserr.ErrInvalid, "the destination was closed, or opened by another socket")
+		return 0, rdserr.With(rdserr.ErrInvalid, "the destination was closed, or opened by another socket")
 	}
 	if err := checkTrain(t, min(s.opt.SndBufBytes, wire.MaxDatagram)); err != nil {
-		return err
+		return 0, err
 	}
-	if f.dst.Port() < wire.PortFirst && t.Count > 1 {
-		return rdserr.With(rdserr.ErrInvalid, "a train of %d datagrams to port 0, which takes pings one by one", t.Count)
+	count := 0 // of conn.Msg
+	if t.Count > 1 {
+		if count = t.Count; f.dst.Port() < wire.PortFirst {
+			return 0, rdserr.With(rdserr.ErrInvalid, "a train of %d datagrams to port 0, which takes pings one by one", t.Count)
+		}
 	}
-	return nil
+	return size(t.PayloadBytes(), count), nil
 }
 
 // Post offers a train to a destination the socket opened. If it returns nil the train is

@@ -98,7 +98,8 @@ func (t *memoryTicker) tick(now time.Duration) {
 // time, and returns how many. While little memory is free only those go on whose refused
 // datagram fits: memory held by a reader that has stopped may never come back.
 func (e *Engine) serveRecvWaiters(now time.Duration, most int) (n int) {
-	plenty, room := e.loop.MayGrant(), e.room()
+	plenty := e.loop.MayGrant()
+	room, _ := e.room()
 	for ; n < most && len(e.recvWaiters) > 0; n++ {
 		s := e.recvWaiters[0]
 		// No more than would fit if each sent again what was refused: the others would only be
@@ -120,7 +121,7 @@ func (e *Engine) serveRecvWaiters(now time.Duration, most int) (n int) {
 // more than most of them, beginning where it ended the last time, so that sockets that need
 // much do not stand before the others.
 func (e *Engine) serveSendWaiters(most int) {
-	room := e.sendRoom(e.room())
+	_, room := e.room()
 	for most = min(most, len(e.sendWaiters)); most > 0; most-- {
 		if e.sendWaitersNext >= len(e.sendWaiters) {
 			e.sendWaitersNext = 0

@@ -185,7 +185,8 @@ func (pe *Peer) LocalCongestion(since uint64, wholeOnly bool) (uint64, []wire.Po
 // MayGrant implements conn.Owner: credits are given while a tenth of the memory budget is
 // left.
 func (pe *Peer) MayGrant() bool {
-	return pe.e.room() > pe.e.cfg.Budget.Limit/10
+	free, _ := pe.e.room()
+	return free > pe.e.cfg.Budget.Limit/10
 }
 
 // Arm implements conn.Owner.

@@ -30,8 +30,7 @@ func (s *Socket) SendRun(now time.Duration, dst netip.AddrPort, payload []byte, 
 	}
 	pe := f.pe
 	limit := min(s.opt.SndBufBytes, wire.MaxDatagram)
-	free := e.room()
-	room := e.sendRoom(free) // for each of them in a message of its own
+	free, room := e.room() // for each of them in a message of its own
 	if !e.tally.fits(s.opt.Account, len(payload)+len(lengths)*msgBytes, free) {
 		return 0
 	}

@@ -142,8 +142,8 @@ func size(bytes, count int) int {
 // refused now and may fit later waits for memory.
 func (s *Socket) checkSendBudget(n int) error {
 	e := s.e
-	b, free := e.cfg.Budget, e.room()
-	if n > e.sendRoom(free) || !e.tally.fits(s.opt.Account, n, free) {
+	b := e.cfg.Budget
+	if free, room := e.room(); n > room || !e.tally.fits(s.opt.Account, n, free) {
 		b.Refused.Add(1)
 		// Only a message that may fit some day waits.
 		if b.everSends(n) {

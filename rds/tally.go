@@ -29,18 +29,14 @@ func (t *tally) fits(a *quota.Account, n int, free int64) bool {
 	return a.Fits(int64(n), mine, free)
 }
 
-// room returns how many bytes are free: so many the budget has for received datagrams.
-func (e *Engine) room() int64 {
+// room returns how many bytes are free, so many the budget has for received datagrams, and how
+// many of them more may be accepted for sending.
+func (e *Engine) room() (free int64, toSend int) {
 	b, t := e.cfg.Budget, &e.tally
-	free := b.Limit - b.sending.Load() - b.held.Load() - t.sending - t.held
+	sending := b.sending.Load() + t.sending
+	free = b.Limit - sending - b.held.Load() - t.held
 	if b.Rest != nil {
 		free -= b.Rest.Load()
 	}
-	return free
-}
-
-// sendRoom is how many bytes more may be accepted, of the free ones.
-func (e *Engine) sendRoom(free int64) int {
-	b := e.cfg.Budget
-	return int(min(b.Limit-b.Limit/4-b.sending.Load()-e.tally.sending, free))
+	return free, int(min(b.Limit-b.Limit/4-sending, free))
 }

@@ -101,12 +101,14 @@ func (b *Batch) Space(n int) (raw, payload []byte) {
 	return b.stage[at : at+48], b.stage[at+48:]
 }
 
-// Seal ends the building; Pieces may be called from now on.
-func (b *Batch) Seal() {
+// Seal ends the building; Pieces may be called from now on. It tells how much is in the batch,
+// as Frames and Bytes do.
+func (b *Batch) Seal() (frames, bytes int) {
 	if b.from < len(b.stage) {
 		b.pieces = append(b.pieces, b.stage[b.from:])
 		b.from = len(b.stage)
 	}
+	return b.frames, b.size
 }
 
 // Frames and Bytes say how much is in the batch.

@@ -146,8 +146,12 @@ func (h *Local) Unlock() {
 	due, ordered := h.e.End()
 	if w := h.offered; w != nil {
 		h.offered = nil
-		if w.lone.Lane != nil {
-			h.takeLone(w)
+		// A lane has taken the offer. Now everything has been queued that the step queues: what is
+		// behind the datagram keeps the turn going.
+		if p := w.lone.Lane; p != nil {
+			s := h.filled(p, h.laneOf(p), w.lone.Batch, h.stepTime)
+			s.w, w.lone = w, conn.Offer{}
+			w.send(h, s)
 		}
 	}
 	if due < h.timerAt && !h.closed && h.timer != nil {

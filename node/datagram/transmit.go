@@ -157,16 +157,6 @@ func (h *Local) OfferLone(w *Worker) {
 	h.e.OfferLone(&w.lone)
 }
 
-// takeLone takes the batch of an offer that a lane has filled, at the end of the step, when
-// everything has been queued that the step queues: what is behind the datagram keeps the turn
-// going. The lock is held.
-func (h *Local) takeLone(w *Worker) {
-	p := w.lone.Lane
-	s := h.filled(p, h.laneOf(p), w.lone.Batch, h.stepTime)
-	s.w, w.lone = w, conn.Offer{}
-	w.send(h, s)
-}
-
 // leaveWritten ends the turn that wrote p's batch without the lock, if no step was begun
 // since the one numbered step, which filled it: then nobody has found p being written to and
 // queued behind it, and nobody waits for the end of the turn. The next step, whoever begins

@@ -174,9 +174,9 @@ func TestOneTurn(t *testing.T) {
 	y.l.Reactor().Do(func() {
 		defer close(done)
 		y.l.Start(y)
-		y.l.read()
+		y.l.Try()
 		once = y.frames.Load()
-		y.l.read()
+		y.l.Try()
 		twice = y.frames.Load()
 	})
 	<-done

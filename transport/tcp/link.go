@@ -93,8 +93,8 @@ func (l *Link) Ready(events uint32) {
 	if events&(unix.EPOLLOUT|failed) != 0 {
 		l.flush()
 	}
-	if events&(unix.EPOLLIN|failed) != 0 && !l.paused && !l.ended {
-		l.read()
+	if events&(unix.EPOLLIN|failed) != 0 {
+		l.Try()
 	}
 }
 
@@ -103,13 +103,3 @@ func (l *Link) Work() guard.What { return guard.Link }
 
 // Fault implements reactor.Owner.
 func (l *Link) Fault(err error) { l.end(err) }
-
-// Try is called by the reactor while it spins; see reactor.Eager.
-func (l *Link) Try() bool {
-	if l.paused || l.ended {
-		return false
-	}
-	before := l.loop.reads
-	l.read()
-	return l.loop.reads != before
-}

@@ -31,8 +31,12 @@ type loop struct {
 	reads uint64 // that brought something, an end too
 }
 
-// read reads the bytes that are there, within bounds.
-func (l *Link) read() {
+// Try reads the bytes that are there, within bounds, and reports whether there were any, or the
+// end. The reactor calls it while it spins, see reactor.Eager.
+func (l *Link) Try() (worked bool) {
+	if l.paused || l.ended {
+		return false
+	}
 	for bytes := 0; bytes < turnBytes; {
 		want := l.framer.Want()
 		// The rest of a large payload is read to its place, and a little behind it, which usually
@@ -46,14 +50,15 @@ func (l *Link) read() {
 		case err == unix.EINTR:
 			continue
 		case err == unix.EAGAIN:
-			return
+			return worked
 		case err != nil:
 			l.end(err)
-			return
+			return true
 		case n == 0:
 			l.end(io.EOF)
-			return
+			return true
 		}
+		worked = true
 		// A read of bytes that TCP had taken before shows that there may be more.
 		if l.deaf {
 			l.drain.Reset(deafTime)
@@ -62,7 +67,7 @@ func (l *Link) read() {
 			// A peer that goes on sending to a link that was given up is not listened to for ever.
 			if l.waste += n; l.waste > mostWaste {
 				l.end(os.ErrDeadlineExceeded)
-				return
+				return true
 			}
 		}
 		direct := min(n, len(want))
@@ -76,10 +81,11 @@ func (l *Link) read() {
 		l.feed(err, l.loop.stage[:n-direct])
 		// The socket had no more than this, or nothing more may be read.
 		if n < room || l.paused || l.ended {
-			return
+			return true
 		}
 		bytes += n
 	}
+	return true
 }
 
 // receive reads once, into want and then into room bytes of the stage.

@@ -216,7 +216,7 @@ func TestDrainStepByStep(t *testing.T) {
 		if e.l.drainDue(); e.l.ended {
 			t.Error("ended with something unread")
 		}
-		if e.l.read(); e.frames.Load() != 1 {
+		if e.l.Try(); e.frames.Load() != 1 {
 			t.Errorf("%d frames are read", e.frames.Load())
 		}
 		if e.l.drainDue(); !e.l.ended {
@@ -420,7 +420,7 @@ func TestWasteIsBounded(t *testing.T) {
 					break
 				}
 			}
-			if e.l.read(); e.l.ended != (i == 1) || e.frames.Load() != 0 {
+			if e.l.Try(); e.l.ended != (i == 1) || e.frames.Load() != 0 {
 				t.Errorf("%d bytes of %d are thrown away: ended %v, %d frames", e.l.waste, mostWaste, e.l.ended, e.frames.Load())
 			}
 		}
