@@ -160,6 +160,13 @@ func (q *QP) again() {
 	r.retry.forget()
 }
 
+// How long a receiver that is not ready is left alone at least: nearPause twice as long after each refusal in
+// a row, up to farPause.
+const (
+	nearPause = 10 * time.Microsecond
+	farPause  = time.Millisecond
+)
+
 // notReady waits because the peer had no receive posted for the first packet without an
 // acknowledgement. It is no loss, and no sign of a peer that is gone.
 func (q *QP) notReady(now time.Duration, s Syndrome) {
@@ -175,7 +182,8 @@ func (q *QP) notReady(now time.Duration, s Syndrome) {
 	}
 	q.again()
 	r.alive, r.timeouts, r.waiting, r.gone = now, 0, true, false
-	q.deadline = now + s.RNRDelay()
+	// Who says again and again that it is ready soon, and is not, is asked less and less often.
+	q.deadline = now + max(s.RNRDelay(), min(nearPause<<min(r.notReady, 16), farPause))
 	q.dev.timers.arm(q)
 }
 

@@ -201,6 +201,27 @@ func TestNotReady(t *testing.T) {
 	}
 }
 
+// TestNeverReady: a receiver that is ready in a moment, and never is, is asked less and less often,
+// and again after a moment when it was ready once.
+func TestNeverReady(t *testing.T) {
+	p := setting{mtu: 256, sends: 4, recvs: 4, peer: Peer{RNRRetry: 7}}.pair(t)
+	p.b.cfg.RNR = RNR(time.Microsecond) // the shortest there is
+	p.post(p.a, Work{ID: 1, Op: OpSend})
+	p.run()
+	p.wait(time.Second)
+	if n := p.b.Counters().SendRNRErr; n < 900 || n > 1010 {
+		t.Errorf("asked %d times within a second, want each millisecond", n)
+	}
+	p.recv(p.b, 1, 0)
+	p.wait(time.Millisecond)
+	p.want(p.a, Completion{ID: 1, Op: OpSend})
+	p.post(p.a, Work{ID: 2, Op: OpSend})
+	p.run()
+	p.recv(p.b, 2, 0)
+	p.wait(20 * time.Microsecond)
+	p.want(p.a, Completion{ID: 2, Op: OpSend})
+}
+
 // TestTimeout: what is lost is sent again, within 20 ms, then later and later with jitter, and
 // given up when the peer was silent for as long as it said, and as often.
 func TestTimeout(t *testing.T) {

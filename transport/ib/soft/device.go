@@ -61,9 +61,8 @@ const (
 	// ackTime is the code of the time in which a peer expects acknowledgements: 4.096 µs × 2^19
 	// is 2.1 s, which is what kernels say.
 	ackTime = 19
-	// rnrDelay is the code of the time that a peer waits for whom no receive was posted:
-	// 0.64 ms (InfiniBand, table 45), as rtrs asks for.
-	rnrDelay = 14
+	// rnrDelay is how long a peer waits for whom no receive was posted (InfiniBand, table 45).
+	rnrDelay = 640 * time.Microsecond
 	// waiting is how many messages of the connection manager one turn keeps, beyond which they
 	// are lost: they are repeated.
 	waiting = 32

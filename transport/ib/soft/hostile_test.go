@@ -227,3 +227,35 @@ func TestFloodOfRequests(t *testing.T) {
 		t.Errorf("%d requests cost %d bytes at a time", flood, most)
 	}
 }
+
+// TestNotReady: whoever sends a message for which nothing was posted is told to wait for rnrDelay.
+func TestNotReady(t *testing.T) {
+	ha, hb := newHost(t, "10.9.0.1/24", 1500), newHost(t, "10.9.0.2/24", 1500)
+	n := newNetwork(t, 7, ha, hb)
+	a, b := open(t, "10.9.0.1", ha, nil), open(t, "10.9.0.2", hb, nil)
+	x, y := newEnd(t, a, depths), newEnd(t, b, depths)
+	connect(t, x, y)
+	told := make(chan time.Duration, 100)
+	n.watch(func(p []byte) {
+		var r roce.Packet
+		if len(p) > 28 && r.Parse(p[28:]) == nil && r.Op == roce.Acknowledge && r.Syndrome.IsRNR() {
+			select {
+			case told <- r.Syndrome.RNRDelay():
+			default:
+			}
+		}
+	})
+	x.post(ib.WR{ID: 1, Op: ib.Send, Flags: ib.Signal, Piece: [ib.MaxPieces][]byte{[]byte("early")}})
+	select {
+	case d := <-told:
+		if d != rnrDelay {
+			t.Errorf("told to wait for %v, want %v", d, rnrDelay)
+		}
+	case <-time.After(patience):
+		t.Fatal("not told to wait")
+	}
+	y.slots(1, 64)
+	if c := x.next(); c.ID != 1 || c.Status != ib.OK {
+		t.Errorf("%+v", c)
+	}
+}
