@@ -191,7 +191,7 @@ func (s *Server) admit(c *ServerCon, r *rtrswire.ConnReq, fences bool, local, re
 	// most half of the places, and of the connections, which count as soon as they are announced.
 	most, n := max(64, s.cfg.MaxSessions), int(r.Conns)
 	switch {
-	case others >= s.cfg.MaxPaths || unnamed >= most || from >= most/2:
+	case others >= s.cfg.MaxPaths || from >= most/2 || unnamed >= most && !s.crowdOut(from):
 		return errnoTooMany, rdserr.With(ErrTooMany, "%d other paths, %d not of any session yet: too many", others, unnamed)
 	case conns+n > s.cfg.MaxConns || consFrom+n > (s.cfg.MaxConns+1)/2:
 		return errnoTooMany, rdserr.With(ErrTooMany, "a path of %d connections beside %d, of them %d from %v; %d are allowed, half of them from one address", n, conns, consFrom, remote.Addr(), s.cfg.MaxConns)
@@ -218,6 +218,30 @@ func (s *Server) admit(c *ServerCon, r *rtrswire.ConnReq, fences bool, local, re
 	s.paths = append(s.paths, p)
 	s.arm(p.at)
 	return 0, nil
+}
+
+// crowdOut gives up the oldest path that is of no session yet, of the address that has most of them,
+// and reports whether it did. Over a device nobody tells of a client that is no more, so that its
+// paths stay for as long as a slow one may take. The address of the newcomer has from of them: who has
+// as many, or a single one, is not made room for.
+func (s *Server) crowdOut(from int) bool {
+	of := map[netip.Addr]int{}
+	for _, p := range s.paths {
+		if p.ses == nil && p.state < Closing {
+			of[p.Remote.Addr()]++
+		}
+	}
+	var oldest *ServerPath
+	for _, p := range s.paths { // the oldest first
+		if p.ses == nil && p.state < Closing && (oldest == nil || of[p.Remote.Addr()] > of[oldest.Remote.Addr()]) {
+			oldest = p
+		}
+	}
+	if oldest == nil || of[oldest.Remote.Addr()] <= from+1 {
+		return false
+	}
+	oldest.lose(rdserr.With(ErrTooMany, "made room: %v has %d paths that are of no session yet", oldest.Remote.Addr(), of[oldest.Remote.Addr()]))
+	return true
 }
 
 // Sessions and Paths are those there are. The slices are new.

@@ -2,6 +2,7 @@ package rtrs
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -108,6 +109,35 @@ func TestConnectRefused(t *testing.T) {
 		if e, ok := lastEvent(f.events, EventRefused); !ok || e.Err == nil {
 			t.Errorf("%s: no event", name)
 		}
+	}
+}
+
+// TestCrowdedOut: where all places of paths that are of no session yet are taken, the address that
+// has most of them makes room for one that has fewer: its oldest goes, and nobody else's.
+func TestCrowdedOut(t *testing.T) {
+	cfg := smallServer
+	cfg.MaxSessions = 64
+	f := newFakeServer(t, cfg)
+	at := func(i int) byte { return byte(1 + i%2) }
+	many(f, 63, at) // 32 of one, 31 of another
+	first := f.s.Paths()
+	newcomer := someone{session: 100, path: 1, attempt: 1, addr: 3, name: "c"}
+	f.dial(newcomer, 0, 2) // the last place
+	for i := range 4 {
+		newcomer.session++
+		f.dial(newcomer, 0, 2)
+		if len(f.rejected) > 0 {
+			t.Fatalf("%v, with %d paths of its own", syscall.Errno(f.rejected[0]), i+1)
+		}
+	}
+	for i, p := range first {
+		// The first of 32 goes, then those of both in turn.
+		if gone := i < 4; gone != (p.State() >= Closing) {
+			t.Errorf("path %d is %v", i, p.State())
+		}
+	}
+	if err := first[0].Info().Err; !errors.Is(err, ErrTooMany) {
+		t.Errorf("the first went because of %v", err)
 	}
 }
 

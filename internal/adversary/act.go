@@ -18,7 +18,7 @@ type Act struct {
 
 // Acts are all acts there are.
 var Acts = slices.Concat(ringActs, releaseActs, bellActs, controlActs, packetActs, streamActs, adminActs,
-	peerActs, kernelActs, answerActs, volumeActs, nbdActs, httpActs)
+	peerActs, kernelActs, answerActs, volumeActs, roceActs, nbdActs, httpActs)
 
 // Choose returns the acts of the given names; a name that ends in "/" stands
 // for all that begin with it. No names: all of them. Those in without are left out.

@@ -23,9 +23,10 @@ var volumeActs = []Act{
 	{"volume/requests", 2, volumeRequests},
 }
 
-// raid is a session of an allowed address under a name that may be another's.
+// raid is a session of an allowed address under a name that may be another's, over TCP or RoCE.
 func (s *Stage) raid(conns int) *Raider {
-	r, err := s.Raid(s.from(s.Allowed), oneOf(s, "raider", fmt.Sprint("raider", s.IntN(1000))), conns)
+	name, over := oneOf(s, "raider", fmt.Sprint("raider", s.IntN(1000))), oneOf(s, s.Raid, s.RaidRoCE)
+	r, err := over(s.from(s.Allowed), name, conns)
 	if err != nil {
 		s.Pause(10 * time.Millisecond)
 		return nil
@@ -110,11 +111,15 @@ func volumeHalf(s *Stage) error {
 		if r == nil || s.Over() {
 			break
 		}
+		c, ok := r.Cons[1].(*tcpCon)
+		if !ok {
+			continue // of a message in pieces that does not end: roce/half-messages
+		}
 		d := oneOf(s, r.Descs...)
 		t := transport.Tag{Kind: transport.OpWriteImm, Seq: 1, Len: d.Len, Key: d.Key, Addr: d.Addr, Imm: uint32(r.C.Req(0, 32))}
 		b := make([]byte, transport.TagLen, transport.TagLen+int(d.Len))
 		t.Put(b)
-		r.Cons[1].Write(append(b, make([]byte, s.IntN(int(d.Len)))...)[:1+s.IntN(transport.TagLen+int(d.Len)-1)])
+		c.Write(append(b, make([]byte, s.IntN(int(d.Len)))...)[:1+s.IntN(transport.TagLen+int(d.Len)-1)])
 	}
 	s.Hold(time.Second)
 	return nil

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/roce"
 	"github.com/rdsd/rdsd/shm"
 	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/wire"
@@ -33,7 +34,7 @@ func TestLibraries(t *testing.T) {
 		must(t, order(&at))
 		for name, f := range map[string]func(*testing.T, *Stage){
 			"rings": ringsGetThere, "packets": packetsGetThere, "streams": streamsGetThere, "an rdsd that connects": peersGetThere,
-			"a kernel that connects": kernelsGetThere, "a node that is connected to": answersGetThere, "volumes": raidersGetThere, "nbd": nbdGetsThere,
+			"a kernel that connects": kernelsGetThere, "a node that is connected to": answersGetThere, "volumes": raidersGetThere, "volumes over RoCE": roceRaidersGetThere, "packets of RoCE": castersGetThere, "nbd": nbdGetsThere,
 			"http": httpGetsThere,
 		} {
 			t.Run(name, func(t *testing.T) {
@@ -205,6 +206,56 @@ func answersGetThere(t *testing.T, s *Stage) {
 func raidersGetThere(t *testing.T, s *Stage) {
 	r, err := s.Raid(s.from(s.Allowed), "raider", 2)
 	must(t, err)
+	reads(t, s, r)
+}
+
+func roceRaidersGetThere(t *testing.T, s *Stage) {
+	r, err := s.RaidRoCE(s.from(s.Allowed), "raider", 2)
+	must(t, err)
+	reads(t, s, r)
+}
+
+// castersGetThere connects a queue pair, and has a message of it acknowledged.
+func castersGetThere(t *testing.T, s *Stage) {
+	c := s.cast()
+	if c == nil {
+		t.Fatal("no socket")
+	}
+	acks := make(chan roce.Syndrome, 16)
+	q := s.roceUp(c, func(p *roce.Packet) {
+		if p.Op == roce.Acknowledge {
+			select {
+			case acks <- p.Syndrome:
+			default:
+			}
+		}
+	})
+	if q == nil {
+		t.Fatal("not connected")
+	}
+	info, err := rtrswire.AppendInfoReq(nil, "raider")
+	must(t, err)
+	p := toPeer(q, roce.SendOnly, 0)
+	p.AckReq, p.Payload = true, info
+	for {
+		must(t, c.Packet(&p))
+		select {
+		case a := <-acks:
+			if a.IsAck() {
+				return
+			}
+			if !a.IsRNR() { // it has still to make room
+				t.Fatalf("answered %v", a)
+			}
+		case <-s.Ctx.Done():
+			t.Fatal("no acknowledgement")
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func reads(t *testing.T, s *Stage, r *Raider) {
+	t.Helper()
 	id, err := r.Open(s.Export, rnbdwire.ReadWrite)
 	must(t, err)
 	usr := rnbdwire.IO{DeviceID: id, RW: rnbdwire.RW(rnbdwire.Read, 0), Size: 4096}

@@ -1,7 +1,6 @@
 package adversary
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -16,13 +15,26 @@ import (
 // Raider is a path of a session of volumes, connection by connection and frame
 // by frame. It can keep to the protocol, and does not have to.
 type Raider struct {
-	Cons  []*RaiderCon
+	Cons  []RaiderCon
 	C     rtrswire.Chunks
 	Descs []rtrswire.Desc // one for each chunk
+	// Mem is where the server is asked to put what is read, and Read what stands there; nil: it
+	// comes with the frames.
+	Mem  rtrswire.Desc
+	Read []byte
 }
 
 // RaiderCon is one of its connections.
-type RaiderCon struct {
+type RaiderCon interface {
+	// Send sends a frame whose number and length are right.
+	Send(t transport.Tag, data []byte) error
+	// Next waits for a frame, and answers heartbeats.
+	Next() (t transport.Tag, data []byte, err error)
+	Close() error
+}
+
+// tcpCon is a connection of a path over TCP.
+type tcpCon struct {
 	net.Conn
 	seq uint32 // of the last frame sent
 	in  uint32 // of the last frame read
@@ -58,13 +70,24 @@ func (s *Stage) Link(from netip.Addr, private []byte) (net.Conn, []byte, error) 
 }
 
 // errEnded is returned when no answer came.
-var errEnded = errors.New("adversary: not let in")
+var errEnded = fmt.Errorf("adversary: not let in")
 
 // Raid connects a path of a session of its own, of n connections, from an
 // address; name is the session's. Half of them show the mark of an rdsd: a server lets others
 // have a name that is in use only when its session has ended.
 func (s *Stage) Raid(from netip.Addr, name string, n int) (*Raider, error) {
-	r, marked := &Raider{}, s.IntN(2) == 0
+	return s.raidBy(name, n, rtrswire.Desc{Addr: 0x10000, Key: 0xabcd, Len: 1 << 20}, func(private []byte) (RaiderCon, []byte, error) {
+		c, answer, err := s.Link(from, private)
+		if err != nil {
+			return nil, nil, err
+		}
+		return &tcpCon{Conn: c}, answer, nil
+	})
+}
+
+// raidBy is Raid with connections that link makes.
+func (s *Stage) raidBy(name string, n int, mem rtrswire.Desc, link func(private []byte) (RaiderCon, []byte, error)) (*Raider, error) {
+	r, marked := &Raider{Mem: mem}, s.IntN(2) == 0
 	var session, path [rtrswire.UUIDLen]byte
 	s.noise(session[:])
 	s.noise(path[:])
@@ -74,16 +97,16 @@ func (s *Stage) Raid(from netip.Addr, name string, n int) (*Raider, error) {
 		if marked {
 			rtrswire.SetFences(b)
 		}
-		c, private, err := s.Link(from, b)
+		c, private, err := link(b)
 		if err != nil {
 			return nil, err
 		}
 		rsp, err := rtrswire.ParseConnRsp(private)
 		if err != nil || rsp.Errno() != 0 {
 			c.Close()
-			return nil, errors.Join(errEnded, err, fmt.Errorf("errno %d", rsp.Errno()))
+			return nil, fmt.Errorf("%w: errno %d, %v", errEnded, rsp.Errno(), err)
 		}
-		r.Cons = append(r.Cons, &RaiderCon{Conn: c})
+		r.Cons = append(r.Cons, c)
 		if i == 0 {
 			if r.C, err = rsp.Chunks(); err != nil {
 				return nil, err
@@ -114,8 +137,8 @@ func (s *Stage) Raid(from netip.Addr, name string, n int) (*Raider, error) {
 	}
 }
 
-// Send sends a frame whose number and length are right.
-func (c *RaiderCon) Send(t transport.Tag, data []byte) error {
+// Send is RaiderCon.Send.
+func (c *tcpCon) Send(t transport.Tag, data []byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.seq++
@@ -126,8 +149,8 @@ func (c *RaiderCon) Send(t transport.Tag, data []byte) error {
 	return err
 }
 
-// Next reads a frame and answers heartbeats.
-func (c *RaiderCon) Next() (t transport.Tag, data []byte, err error) {
+// Next is RaiderCon.Next.
+func (c *tcpCon) Next() (t transport.Tag, data []byte, err error) {
 	head := make([]byte, transport.TagLen)
 	for {
 		if _, err = io.ReadFull(c, head); err != nil {
@@ -175,7 +198,7 @@ func (r *Raider) Request(con int, chunk uint32, op rtrswire.Type, usr, data []by
 		frame.Addr += uint64(readLen)
 		if readLen > 0 {
 			msg.SGCnt = 1
-			msg.Desc = rtrswire.Desc{Addr: 0x10000, Key: 0xabcd, Len: uint32(readLen)}
+			msg.Desc = rtrswire.Desc{Addr: r.Mem.Addr, Key: r.Mem.Key, Len: uint32(readLen)}
 		}
 	}
 	frame.Imm = uint32(r.C.Req(chunk, uint32(n+len(usr))))
@@ -214,6 +237,9 @@ func (r *Raider) Open(name string, access rnbdwire.Access) (id uint32, err error
 		}
 		if _, errno, _ := rtrswire.Imm(t.Imm).Done(); errno != 0 {
 			return 0, fmt.Errorf("adversary: refused with errno %d", errno)
+		}
+		if r.Read != nil {
+			answer = r.Read[:rnbdwire.OpenRspLen]
 		}
 		rsp, err := rnbdwire.ParseOpenRsp(answer)
 		return rsp.DeviceID, err

@@ -19,7 +19,8 @@ const (
 	p50Factor  = 2
 	p99Factor  = 5
 	stallLimit = 100 * time.Millisecond
-	restored   = 10 * time.Second // what the adversary held is given back within this
+	restored   = 10 * time.Second // what the adversary held is given back within this,
+	forgotten  = 45 * time.Second // but for paths over RoCE, whose client's end is found out by 30 s of silence
 	enough     = 500              // round trips of a phase that have a p99
 	calm       = 0.25             // processors that others may use where latencies can be judged; with half of one p50 of all victims doubled
 )
@@ -412,7 +413,7 @@ func (r *run) leftNothing() {
 	for i, d := range r.daemons {
 		var list []string
 		var now residue
-		for end := time.Now().Add(restored); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+		for end := time.Now().Add(forgotten); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 			var err error
 			if now, err = d.residue(); err != nil {
 				list = []string{err.Error()}
@@ -424,7 +425,7 @@ func (r *run) leftNothing() {
 		}
 		if len(list) > 0 {
 			stacks, _ := d.goroutines()
-			r.failf(nil, "daemon %s, %v after all have gone, still has %s\ndescriptors %v, before %v\n%s", d.name, restored, strings.Join(list, "; "), now.files, r.empty[i].files, stacks[:min(len(stacks), 6000)])
+			r.failf(nil, "daemon %s, %v after all have gone, still has %s\ndescriptors %v, before %v\n%s", d.name, forgotten, strings.Join(list, "; "), now.files, r.empty[i].files, stacks[:min(len(stacks), 6000)])
 		}
 	}
 }

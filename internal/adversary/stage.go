@@ -17,6 +17,7 @@ type Target struct {
 	Other   netip.Addr // that of the daemon it talks to
 	Port    uint16     // TCP port of datagrams of both
 	Volumes uint16     // TCP port of volumes of both
+	RDMA    uint16     // port of volumes over RDMA of both
 	Export  string     // a volume of Daemon that the adversary may write
 	NBD     string     // socket of a mapping that the adversary may use
 	HTTP    string     // the daemon's page of metrics and health

@@ -125,7 +125,7 @@ var arrows = []struct {
 	{"internal/processtest", nil},                          // tests alone
 	// A hostile client and a hostile peer know the layouts and the frames, as
 	// whoever reads the documents does, and nothing of a daemon's inside.
-	{"internal/adversary", []string{"api/rdsd/v1", "shm", "transport", "wire", "wire/rtrs", "wire/rnbd"}},
+	{"internal/adversary", []string{"api/rdsd/v1", "internal/reactor", "roce", "roce/cm", "shm", "transport", "transport/ib", "transport/ib/soft", "wire", "wire/rtrs", "wire/rnbd"}},
 	{"internal/volumetest", nil}, // tests alone
 	{"interop/kernelnbd", nil},   // tests alone
 	{"interop", []string{"sdk/go", "rdserr"}},
