@@ -1,6 +1,7 @@
 package conn
 
 import (
+	"maps"
 	"math/rand"
 	"testing"
 	"unsafe"
@@ -84,6 +85,24 @@ func TestQueueTurns(t *testing.T) {
 			}
 			return
 		}
+	}
+}
+
+// TestQueueEach: all messages of all flows are seen, each once, and none of them is lost by it.
+func TestQueueEach(t *testing.T) {
+	var q queue
+	want := map[*Msg]int{}
+	for flow := range uint16(40) {
+		for range 3 {
+			m := &Msg{SPort: flow, DPort: 9}
+			q.push(m)
+			want[m] = 1
+		}
+	}
+	got := map[*Msg]int{}
+	q.each(func(m *Msg) bool { got[m]++; return false })
+	if !maps.Equal(got, want) || q.n != len(want) {
+		t.Errorf("%d of %d were seen, %d are left", len(got), len(want), q.n)
 	}
 }
 

@@ -50,6 +50,20 @@ func TestGarbageIsBounded(t *testing.T) {
 	}
 }
 
+// TestGarbageHasRoom: what is charged and what the program itself needs comes first; beside
+// that garbage has three eighths of the limit, as far as there is room.
+func TestGarbageHasRoom(t *testing.T) {
+	const limit, room = 256 << 20, 256<<20*7/8 + memorySlack - memoryReserve
+	for _, c := range []struct{ foreign, held, want int64 }{
+		{0, 0, programHeap + 96<<20}, {0, 8 << 20, 8<<20 + programHeap + 96<<20},
+		{0, limit, room}, {64 << 20, limit, room - 64<<20}, {limit, limit, 16 << 20},
+	} {
+		if got := goLimit(limit, c.foreign, c.held); got != min(c.want, room) {
+			t.Errorf("%d MiB held, %d MiB not Go's: limit %d, want %d", c.held>>20, c.foreign>>20, got, c.want)
+		}
+	}
+}
+
 // TestChunksAreRationed: with what Go may take, all other memory, and what is granted to
 // chunks, the process stays below its bound at every state of all three; and where there
 // is room a whole ration is granted.

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -24,6 +25,7 @@ func TestReload(t *testing.T) {
 	if err := n.Reload(next); err == nil {
 		t.Error("a node that does not run was reloaded")
 	}
+	n.level = new(slog.LevelVar)
 	startNode(t, n)
 	uid := uint32(12345)
 	user := config.Identity{UID: uid}
@@ -38,6 +40,7 @@ func TestReload(t *testing.T) {
 	next.Limits.MaxClients, next.Limits.MaxClientsPerUID = 7, 1
 	next.Limits.MaxSocketsPerUID = 1
 	next.Log.LinesPerS = 3
+	next.Log.Level.Level = slog.LevelError
 	next.RDS.Lanes = 2
 	next.Limits.MaxPeers = 99
 	if err := n.Reload(next); err != nil {
@@ -51,6 +54,9 @@ func TestReload(t *testing.T) {
 	}
 	if !n.deps.Conf().IsAdmin(user, 0) {
 		t.Error("a new administrator is none")
+	}
+	if n.level.Level() != slog.LevelError {
+		t.Errorf("the log's level is %v", n.level.Level())
 	}
 	account, err := n.users.Add(user, 1)
 	if err != nil {

@@ -67,6 +67,9 @@ func TestPairedFigures(t *testing.T) {
 	to.s.PairedDropped(2)
 	to.s.SetPaired(PairedUnread{})
 	a, b, c := from.s.Info().Stats, to.s.Info().Stats, e.Counters()
+	if c.SendQueued != 5 || c.CopyFromUser != 50 || c.RecvQueued != 5 || c.RecvBytesAdded != 50 || c.CopyToUser != 30 || c.RecvBytesFreed != 30 {
+		t.Errorf("5 datagrams of 50 bytes, of which 3 of 30 were read: %+v", c)
+	}
 	if a.Accepted != 5 || a.Delivered != 5 || b.Received != 3 || b.ReceivedBytes != 30 || c.RecvDelivered != 3 || c.RecvDropDeadSock != 2 || c.OutcomeDelivered != 5 {
 		t.Errorf("5 datagrams, of which 3 were read: %+v, %+v, %+v", a, b, c)
 	}

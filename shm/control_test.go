@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
 
@@ -241,5 +242,37 @@ func TestConnDeadline(t *testing.T) {
 	k.Send([]byte("x"))
 	if m, _, err := c.ReadMessage(); err != nil || string(m) != "x" {
 		t.Fatal(err)
+	}
+}
+
+// TestReceivingTakesNoMemory: the memory that a small message is received in is used again.
+func TestReceivingTakesNoMemory(t *testing.T) {
+	if raceDetector {
+		t.Skip("the race detector has pools drop what they are given")
+	}
+	c, k := pair(t)
+	m := []byte("message")
+	bytesOf := func() uint64 {
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.TotalAlloc
+	}
+	before := bytesOf()
+	for range 100 {
+		if err := c.WriteMessage(m); err != nil {
+			t.Fatal(err)
+		}
+		if got, _, err := k.Recv(); err != nil || !bytes.Equal(got, m) {
+			t.Fatal(got, err)
+		}
+		if _, _, err := k.Recv(); err != ErrAgain { // which gives it back
+			t.Fatal(err)
+		}
+	}
+	if n := (bytesOf() - before) / 100; n > MaxPiece/4 {
+		t.Errorf("%d bytes are allocated for each message", n)
+	}
+	if k.held != nil {
+		t.Error("memory is kept though nothing has come")
 	}
 }

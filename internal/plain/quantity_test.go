@@ -1,6 +1,9 @@
 package plain
 
-import "testing"
+import (
+	"testing"
+	"time"
+)
 
 // TestBytes: sizes as people say them, at each change of the unit.
 func TestBytes(t *testing.T) {
@@ -10,6 +13,19 @@ func TestBytes(t *testing.T) {
 	} {
 		if got := Bytes(float64(n)); got != want {
 			t.Errorf("%d bytes: %q, want %q", n, got, want)
+		}
+	}
+}
+
+// TestDuration: of a time as much is shown as people read of it.
+func TestDuration(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		0: "-", 1: "1ns", 999: "999ns", 1249: "1.2µs", 1251: "1.3µs", 123456: "123.5µs",
+		1234567: "1.23ms", 999994999: "999.99ms", 1249 * time.Millisecond: "1.2s", 59949 * time.Millisecond: "59.9s",
+		90*time.Second + 499*time.Millisecond: "1m30s", 26*time.Hour + 501*time.Millisecond: "26h0m1s", -time.Second: "-1s",
+	} {
+		if got := Duration(d); got != want {
+			t.Errorf("%d ns: %q, want %q", d, got, want)
 		}
 	}
 }

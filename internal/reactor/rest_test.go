@@ -203,3 +203,25 @@ func TestRestFindsOne(t *testing.T) {
 		}
 	})
 }
+
+// TestRestThatFails: of descriptors that cannot be had, those that were made are closed.
+func TestRestThatFails(t *testing.T) {
+	count := func() int {
+		l, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(l)
+	}
+	before := count()
+	for range 10 {
+		var s rest
+		if err := s.open(&Reactor{epfd: -1}); err == nil {
+			t.Fatal("it was opened without an epoll set")
+		}
+		s.close()
+	}
+	if after := count(); after >= before+10 {
+		t.Errorf("%d descriptors are open, %d before", after, before)
+	}
+}

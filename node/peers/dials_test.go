@@ -255,3 +255,56 @@ func TestDialThatPanics(t *testing.T) {
 		t.Errorf("%d turns are kept", b.Used)
 	}
 }
+
+// met is a transport whose dials end with what it is told.
+type met struct {
+	transport.Provider
+	transport.OneSidedProvider
+	err error
+}
+
+func (m *met) Dial(context.Context, netip.AddrPort, netip.AddrPort, int) (transport.Link, error) {
+	return nil, m.err
+}
+
+func (m *met) DialOneSided(context.Context, netip.AddrPort, netip.AddrPort, transport.Domain, transport.LinkAttr, []byte) (transport.OneSided, []byte, error) {
+	return nil, nil, m.err
+}
+
+func (m *met) NewDomain() transport.Domain { return nil }
+
+// TestWhoAnswersIsThere: a peer counts as one that is not there after each attempt that nobody
+// answered, and no longer after one that somebody did, if only with a refusal.
+func TestWhoAnswersIsThere(t *testing.T) {
+	r := newRegistry(t, func(*config.Config) {})
+	m := &met{}
+	p, one := &paced{m, r}, &pacedOneSided{m, r}
+	to := netip.MustParseAddrPort("127.0.0.91:1")
+	dial := map[string]func() error{
+		"frames": func() error { _, err := p.Dial(t.Context(), netip.AddrPort{}, to, 0); return err },
+		"one-sided": func() error {
+			_, _, err := one.DialOneSided(t.Context(), netip.AddrPort{}, to, nil, transport.LinkAttr{}, nil)
+			return err
+		},
+	}
+	gone, refused := errors.New("nobody answers"), error(&transport.Refused{Remote: to})
+	for _, s := range []struct {
+		kind   string
+		err    error
+		failed bool
+	}{
+		{"frames", nil, false}, {"frames", gone, true}, {"frames", gone, true}, {"frames", nil, false},
+		{"one-sided", gone, true}, {"one-sided", refused, false}, {"one-sided", gone, true}, {"one-sided", nil, false},
+	} {
+		m.err = s.err
+		if err := dial[s.kind](); err != s.err {
+			t.Errorf("%s that end with %v: %v", s.kind, s.err, err)
+		}
+		if _, failed := r.dials.failed[to.Addr()]; failed != s.failed {
+			t.Errorf("%s that end with %v: it counts as not there: %v", s.kind, s.err, failed)
+		}
+	}
+	if b := r.Budgets()[1]; b.Used != 0 {
+		t.Errorf("%d turns are kept", b.Used)
+	}
+}

@@ -259,3 +259,16 @@ func TestPacesAreForgotten(t *testing.T) {
 		t.Errorf("left are %v", l.users)
 	}
 }
+
+// TestTakenInParts: when window was given again for a part, as large a part of what the frames
+// take is gone too, and nothing of it is left with the last byte alone.
+func TestTakenInParts(t *testing.T) {
+	s := &callStream{received: 40, frames: 80, spare: 120}
+	for _, c := range []struct{ n, received, frames, spare int64 }{
+		{0, 40, 80, 120}, {10, 30, 60, 90}, {29, 1, 2, 3}, {1, 0, 0, 0}, {5, -5, 0, 0},
+	} {
+		if s.taken(c.n); s.received != c.received || s.frames != c.frames || s.spare != c.spare {
+			t.Errorf("%d more are taken: %d bytes, %d frames, %d to spare; want %+v", c.n, s.received, s.frames, s.spare, c)
+		}
+	}
+}

@@ -2,7 +2,10 @@ package volume
 
 import (
 	"errors"
+	"io/fs"
 	"net"
+	"os"
+	"path/filepath"
 	"sync"
 	"syscall"
 	"testing"
@@ -201,5 +204,38 @@ func TestStalledStoreDoesNotHoldUpOthers(t *testing.T) {
 	s.heal()
 	if err := <-done; err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestFileThatCannotBeMade: a file that there is no room for is an error, and not left behind;
+// one that is there stays as it is.
+func TestFileThatCannotBeMade(t *testing.T) {
+	dir := t.TempDir()
+	large := filepath.Join(dir, "large")
+	other, err := os.Create(filepath.Join(dir, "other"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if other.Truncate(1<<63-1) == nil {
+		t.Skip("this file system has files of 8 EiB")
+	}
+	if err := createFile(large, 1<<63-1); err == nil {
+		t.Error("there is room for it")
+	}
+	if _, err := os.Stat(large); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("it is there: %v", err)
+	}
+	small := filepath.Join(dir, "small")
+	for _, size := range []uint64{12288, 4096} {
+		if err := createFile(small, size); err != nil {
+			t.Fatal(err)
+		}
+		if info, err := os.Stat(small); err != nil || info.Size() != 12288 || info.Mode().Perm() != 0o600 {
+			t.Errorf("after %d bytes were asked for: %v, %v", size, info, err)
+		}
+	}
+	if err := createFile(filepath.Join(dir, "none", "a"), 4096); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("in a directory that is not there: %v", err)
 	}
 }

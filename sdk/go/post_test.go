@@ -441,6 +441,54 @@ func TestManyDestinationsGiveCreditUp(t *testing.T) {
 	if err := waitErr(t, done); err != nil {
 		t.Fatal(err)
 	}
+	x := streamOf(s)
+	x.mu.Lock()
+	if n := len(x.ways); n > 1 {
+		t.Errorf("%d destinations are still remembered", n)
+	}
+	x.mu.Unlock()
+	// That was said once: further destinations are nothing new to the daemon.
+	for i := range 3 {
+		done = goErr(func() error {
+			return s.Send(testContext(t), netip.AddrPortFrom(otherAddr.Addr(), uint16(100+i)), nil)
+		})
+		st.sendResult(st.nextSend())
+		if err := waitErr(t, done); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A batch joins the last posted one up to the limits of a batch, and not beyond them.
+func TestJoinsUpToTheLimits(t *testing.T) {
+	for _, c := range []struct {
+		what     string
+		n, bytes int // posted
+		tag      uint64
+		more, by int // that may join
+		after    uint64
+		want     bool
+	}{
+		{"as many bytes as there may be", 1, maxGatherBytes - maxJoinBytes, 0, 1, maxJoinBytes, 9, true},
+		{"one more", 1, maxGatherBytes - maxJoinBytes + 1, 0, 1, maxJoinBytes, 9, false},
+		{"too large to join", 1, 0, 0, 1, maxJoinBytes + 1, 9, false},
+		{"as many datagrams as there may be", maxGatherDatagrams - 3, 0, 0, 3, 0, 9, true},
+		{"one datagram more", maxGatherDatagrams - 2, 0, 0, 3, 0, 9, false},
+		{"the next tag", 2, 0, 7, 1, 0, 9, true},
+		{"a tag further on", 2, 0, 7, 1, 0, 10, false},
+		{"the same tag", 2, 0, 7, 1, 0, 8, false},
+	} {
+		s, _ := bareStream()
+		s.cfg.outcomes = c.tag != 0
+		s.pushPostLocked(&batch{lengths: make([]uint32, c.n), bytes: c.bytes}, c.tag)
+		if got := s.postJoinableLocked(c.more, c.by, c.after); (got != nil) != c.want {
+			t.Errorf("%s: joins: %v", c.what, got != nil)
+		}
+	}
+	s, _ := bareStream()
+	if s.postJoinableLocked(1, 1, 1) != nil {
+		t.Error("one joins nothing")
+	}
 }
 
 // A batch that waits, of a later call, does not overtake what was posted and is not written.

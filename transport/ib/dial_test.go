@@ -1,6 +1,7 @@
 package ib
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net/netip"
@@ -113,6 +114,46 @@ func TestAcceptFails(t *testing.T) {
 	}
 	if err := <-failed; !errors.Is(err, none) {
 		t.Errorf("accepted: %v", err)
+	}
+	w.clean()
+}
+
+// TestListenFails: a port that the device does not give has no listener.
+func TestListenFails(t *testing.T) {
+	w := newWorld(t, nil)
+	w.b.Refuse = errors.New("the port is another's")
+	ln, err := w.pb.ListenOneSided(netip.AddrPortFrom(w.b.info.Addr, 7), func(transport.ConnRequest) {})
+	if !errors.Is(err, w.b.Refuse) || ln != nil {
+		t.Errorf("%v, %v", ln, err)
+	}
+}
+
+// TestMoreIsShownThanAnAnswerHas: it is not sent, and the request can still be answered.
+func TestMoreIsShownThanAnAnswerHas(t *testing.T) {
+	w := newWorld(t, nil)
+	ln := w.listen(func(q transport.ConnRequest) {
+		for _, more := range []int{1, 100} {
+			if _, err := q.Accept(w.pb.NewDomain(), w.attr, make([]byte, transport.MaxAccept+more)); err == nil {
+				t.Errorf("%d bytes too many were taken", more)
+			}
+		}
+		q.Reject(bytes.Repeat([]byte("r"), transport.MaxReject+1))
+	})
+	var refused *transport.Refused
+	_, _, err := w.dial(ln, w.pa.NewDomain(), nil)
+	if !errors.As(err, &refused) || string(refused.Private) != strings.Repeat("r", transport.MaxReject) {
+		t.Errorf("rejected: %v", err)
+	}
+}
+
+// TestNoCopies: a link needs room for copies, if the device cannot read all memory.
+func TestNoCopies(t *testing.T) {
+	charged := 0
+	w := newWorld(t, func(v *fakeVerbs) { v.info.Caps.AnyMemory, v.Most = false, copyRoom-1 })
+	w.pa.Charge = func(_ netip.Addr, n int) error { charged += n; return nil }
+	ln := w.listen(func(q transport.ConnRequest) { q.Reject(nil) })
+	if _, _, err := w.dial(ln, w.pa.NewDomain(), nil); !errors.Is(err, errMost) || charged != 0 {
+		t.Errorf("dialled: %v; %d bytes are charged", err, charged)
 	}
 	w.clean()
 }

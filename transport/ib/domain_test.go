@@ -171,6 +171,10 @@ func TestNoDomain(t *testing.T) {
 		t.Errorf("dialled: %v", err)
 	}
 	d.Close()
+	other := w.pa.NewDomain()
+	if other.Close(); w.a.domains != 0 {
+		t.Errorf("the device has %d domains when all are closed", w.a.domains)
+	}
 	if _, _, err := w.dial(ln, w.pb.NewDomain(), nil); err == nil || !strings.Contains(err.Error(), "another device") {
 		t.Errorf("dialled in the domain of another device: %v", err)
 	}
@@ -198,5 +202,24 @@ func TestGrant(t *testing.T) {
 	w.locked(func() bool { w.b.Refuse = nil; return true })
 	if err := w.wantClosed(y); !errors.Is(err, none) {
 		t.Errorf("closed with %v", err)
+	}
+}
+
+// TestSlowly: bytes are not taken for a time that begins with the first that is to wait, and
+// ends at its limit, or when none is to wait any more.
+func TestSlowly(t *testing.T) {
+	var s slowly
+	const at = time.Second
+	for i, c := range []struct {
+		now   time.Duration
+		asked bool
+		want  bool
+	}{
+		{at, false, false}, {at + 1, true, true}, {at + deferFor, true, true}, {at + deferFor + 1, true, false},
+		{at + 2*deferFor, true, false}, {at + 3*deferFor, false, false}, {at + 3*deferFor, true, true}, {at + 3*deferFor, true, true},
+	} {
+		if got := s.wait(c.now, c.asked); got != c.want {
+			t.Errorf("look %d: to wait: %v", i, got)
+		}
 	}
 }

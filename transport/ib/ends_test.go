@@ -21,6 +21,8 @@ type end struct {
 	l *link
 	d transport.Domain
 
+	news int // told since Begin; the reactor's thread's
+
 	mu     sync.Mutex // guards what follows
 	log    []string
 	sent   int
@@ -31,6 +33,7 @@ type end struct {
 
 func (e *end) say(format string, args ...any) error {
 	s := fmt.Sprintf(format, args...)
+	e.news++
 	e.mu.Lock()
 	if e.closed != nil {
 		panic(s + " after Closed")
@@ -44,14 +47,23 @@ func (e *end) say(format string, args ...any) error {
 	return nil
 }
 
-func (e *end) Begin() {}
+func (e *end) Begin() { e.news = 0 }
+
+// End also finds a batch of which nothing was told, though the link goes on.
 func (e *end) End() {
+	if e.news == 0 && !e.l.silent.Load() {
+		panic("Begin and End with nothing between them")
+	}
 	if e.onEnd != nil {
 		e.onEnd()
 	}
 }
 
 func (e *end) Sent(n int) {
+	if n <= 0 {
+		panic(fmt.Sprintf("%d operations are sent", n))
+	}
+	e.news++
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.sent += n

@@ -35,6 +35,7 @@ type fakeVerbs struct {
 	Mix       *rand.Rand    // completions of the two queues come in any order
 	Few       int           // Poll brings at most so many
 	Refuse    error         // of memory and of queue pairs
+	Most      int           // bytes of Memory at a time, if not 0; more are refused
 	Window    int           // places of the send queue that the device has less than it said
 	RejectAll uint16        // reason
 	holdRTU   chan struct{} // connections are established when it is closed
@@ -75,6 +76,9 @@ func (v *fakeVerbs) Memory(n int) ([]byte, func(), error) {
 	if v.Refuse != nil {
 		return nil, nil, v.Refuse
 	}
+	if v.Most > 0 && n > v.Most {
+		return nil, nil, errMost
+	}
 	b := make([]byte, n)
 	v.own.add(b)
 	v.memory += n
@@ -89,6 +93,9 @@ func (v *fakeVerbs) Memory(n int) ([]byte, func(), error) {
 func (v *fakeVerbs) Adopt(b []byte) (func(), error) {
 	v.fab.mu.Lock()
 	defer v.fab.mu.Unlock()
+	if v.Refuse != nil {
+		return nil, v.Refuse
+	}
 	v.own.add(b)
 	return func() {
 		v.fab.mu.Lock()
@@ -218,6 +225,7 @@ type fakeQP struct {
 	hold   bool   // nothing is carried out
 	refuse error  // of work and slots
 	onPost func() // called at the beginning of Post
+	after  func() // called at its end
 }
 
 func (d *fakeDomain) NewQP(cfg QPConfig, h Handler) (QP, error) {
@@ -245,12 +253,17 @@ func (q *fakeQP) lock() {
 	}
 }
 
+var errMost = errors.New("not so much memory at a time")
+
 // badImm is what the device does not do.
 const badImm = 0xbad
 
 func (q *fakeQP) Post(wr []WR) (n int, err error) {
 	if q.onPost != nil {
 		q.onPost()
+	}
+	if q.after != nil {
+		defer q.after()
 	}
 	q.lock()
 	defer q.v.fab.mu.Unlock()

@@ -137,6 +137,14 @@ func TestMemoryOfItsOwn(t *testing.T) {
 		t.Error(y.told()[4])
 	}
 	release()
+	w.a.Refuse = errors.New("no more can be pinned")
+	if release, err := w.pa.Adopt(adopted); err != w.a.Refuse || release != nil || w.pa.adopted.has(adopted) {
+		t.Errorf("adopted by a device that refuses: %v", err)
+	}
+	if b, err := w.pa.Memory(8); err != w.a.Refuse || b != nil {
+		t.Errorf("memory of a device that has none: %v", err)
+	}
+	w.a.Refuse = nil
 	w.hold(x, true)
 	x.post(transport.Op{Kind: transport.OpSend, Data: adopted})
 	w.locked(func() bool {
