@@ -478,21 +478,21 @@ func (s *ringSock) takeLocked(p *shm.Post) bool {
 	f := s.flowLocked(p.Flow, p.Gen)
 	switch {
 	case p.Open:
-		s.h.Taken(p, f.dst, false)
+		s.h.Taken(p, shm.MakeTarget(f.dst), false)
 		return true
 	case p.Bad != nil:
 		s.d.t.Errorf("a bad post: %v", p.Bad)
-		s.h.Taken(p, f.dst, false)
+		s.h.Taken(p, shm.MakeTarget(f.dst), false)
 		s.h.Refused(p, uint16(unix.EINVAL))
 		return true
 	case f.shm == shm.FlowRefused:
-		s.h.Taken(p, f.dst, false)
+		s.h.Taken(p, shm.MakeTarget(f.dst), false)
 		s.h.Refused(p, uint16(unix.EHOSTUNREACH))
 		return true
 	}
 	to := s.d.socks[f.dst]
 	if to == nil {
-		id, _ := s.h.Taken(p, f.dst, true)
+		id, _ := s.h.Taken(p, shm.MakeTarget(f.dst), true)
 		if s.d.sink {
 			s.h.Outcome(id, p.Tag, p.Count, shm.Delivered, 0, true)
 			return true
@@ -505,7 +505,7 @@ func (s *ringSock) takeLocked(p *shm.Post) bool {
 		return false
 	}
 	to.publishLocked()
-	id, _ := s.h.Taken(p, f.dst, true)
+	id, _ := s.h.Taken(p, shm.MakeTarget(f.dst), true)
 	s.h.Outcome(id, p.Tag, p.Count, shm.Delivered, 0, true)
 	return true
 }
