@@ -117,6 +117,26 @@ func TestBatchWithoutRoom(t *testing.T) {
 	}
 }
 
+// TestBatchSpaceOfAnySize: payload that is written in place has as much room as it takes, and what
+// comes behind it needs no memory of its own.
+func TestBatchSpaceOfAnySize(t *testing.T) {
+	for _, n := range []int{0, 1, stageBytes - 48, stageBytes - 47, 2 * stageBytes} {
+		b := GetBatch()
+		fill(b, 0, make([]byte, 48))
+		for range 3 {
+			raw, payload := b.Space(n)
+			if len(raw) != 48 || len(payload) != n || cap(b.stage) < stageBytes {
+				t.Fatalf("%d bytes of payload: %d of a header and %d, in a stage of %d", n, len(raw), len(payload), cap(b.stage))
+			}
+			payload = append(payload[:0], bytes.Repeat([]byte{9}, n)...)
+			if n > 0 && payload[0] != 9 {
+				t.Fatal("it cannot be written")
+			}
+		}
+		b.Put()
+	}
+}
+
 // TestBatchReferencesLargePayloads: they are not copied; small ones are.
 func TestBatchReferencesLargePayloads(t *testing.T) {
 	b := GetBatch()

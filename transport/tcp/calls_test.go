@@ -436,7 +436,7 @@ func TestNoRoom(t *testing.T) {
 	}
 }
 
-// TestCheckComesFirst: a connection that Check refuses is ended before a byte is sent.
+// TestCheckComesFirst: a connection that Check refuses is ended before a byte is sent, and at once.
 func TestCheckComesFirst(t *testing.T) {
 	p := newProvider(t)
 	ln, err := net.Listen("tcp4", "127.0.0.89:0")
@@ -456,6 +456,7 @@ func TestCheckComesFirst(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
+	c.SetReadDeadline(time.Now().Add(5 * time.Second)) // one that is only forgotten ends with the collector
 	if b, err := io.ReadAll(c); len(b) != 0 || err != nil {
 		t.Errorf("%q was sent, %v", b, err)
 	}

@@ -4,12 +4,22 @@ import (
 	"encoding/binary"
 	"errors"
 	"net/netip"
+	"sync/atomic"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rdsd/rdsd/internal/accept"
 	"github.com/rdsd/rdsd/wire"
 )
+
+// TestListenersAreTheNodes: a listener's loop counts and keeps descriptors where its provider says.
+func TestListenersAreTheNodes(t *testing.T) {
+	p := &Provider{AcceptFailed: new(atomic.Uint64), Reserve: &accept.Reserve{}}
+	if a := p.acceptor(nil, "peers"); a.Failed != p.AcceptFailed || a.Reserve != p.Reserve {
+		t.Errorf("%p and %p, want %p and %p", a.Failed, a.Reserve, p.AcceptFailed, p.Reserve)
+	}
+}
 
 // A peer that refuses is asked once: only a source port that is taken is a reason to try
 // another.
