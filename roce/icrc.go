@@ -34,10 +34,23 @@ const maxPacket = MaxPayload + MaxHeader
 //
 // A Flow is used by one caller at a time: it holds the headers as they are hashed, since what
 // is given to hash/crc32 must not be made anew for each packet.
+//
+// Of what stands before the packet only a length and the identification change, and in a burst, and in
+// all bursts of a message, the lengths are the same. So the CRC up to there is remembered for
+// each of the first identifications. The first header of the packet follows, twelve bytes, for
+// which hash/crc32 would go byte by byte; the rest it hashes by carry-less multiplication.
 type Flow struct {
-	head [maxPrefix]byte // ones, IP, UDP, BTH
-	ip   int             // where BTH begins
-	v4   bool
+	head   [maxPrefix]byte // ones, IP, UDP
+	ip     int             // where BTH begins
+	v4     bool
+	before [MaxBurst]prefix // by identification
+	next   uint16           // identification that a packet is likely to have: of the burst's next one
+}
+
+// prefix is the CRC of what stands before a packet of a length: its register, not inverted.
+type prefix struct {
+	udp int // the length in UDP's header; 0: nothing is remembered
+	sum uint32
 }
 
 const (
@@ -45,7 +58,7 @@ const (
 	ipv4Len   = 20
 	ipv6Len   = 40
 	udpLen    = 8
-	maxPrefix = onesLen + ipv6Len + udpLen + bthLen
+	maxPrefix = onesLen + ipv6Len + udpLen
 
 	protocolUDP  = 17
 	dontFragment = 0x40 // of the byte behind the identification
@@ -76,6 +89,7 @@ func (f *Flow) set(src, dst netip.AddrPort) error {
 	if !from.IsValid() || !to.IsValid() || from.Is4() != to.Is4() {
 		return ErrFamily
 	}
+	f.before, f.next = [MaxBurst]prefix{}, 0
 	f.v4 = from.Is4()
 	// What no router leaves alone stays at ones: class of service, time to live, flow
 	// label, both checksums.
@@ -115,20 +129,7 @@ func (f *Flow) ICRC(ident uint16, head []byte, body ...[]byte) uint32 {
 	for _, b := range body {
 		n += len(b)
 	}
-	udp := udpLen + n + icrcLen
-	if f.v4 {
-		binary.BigEndian.PutUint16(f.head[ipv4Total:], uint16(ipv4Len+udp))
-		binary.BigEndian.PutUint16(f.head[ipv4Ident:], ident)
-	} else {
-		binary.BigEndian.PutUint16(f.head[ipv6Total:], uint16(udp))
-	}
-	binary.BigEndian.PutUint16(f.head[f.ip-4:], uint16(udp))
-	// A copy, because the byte with the congestion marks is hashed as ones, and head is the
-	// caller's.
-	bth := f.head[f.ip : f.ip+bthLen]
-	copy(bth, head)
-	bth[variantByte] = 0xff
-	sum := crc32.Update(0, crc32.IEEETable, f.head[:f.ip+bthLen])
+	sum := ^bthSum(f.prefix(ident, udpLen+n+icrcLen), head)
 	if len(head) > bthLen {
 		sum = crc32.Update(sum, crc32.IEEETable, head[bthLen:])
 	}
@@ -138,6 +139,56 @@ func (f *Flow) ICRC(ident uint16, head []byte, body ...[]byte) uint32 {
 		}
 	}
 	return sum
+}
+
+// prefix is the register of the CRC before a packet with an identification, where UDP's header says
+// that udp bytes come.
+func (f *Flow) prefix(ident uint16, udp int) uint32 {
+	var known *prefix
+	if int(ident) < len(f.before) {
+		known = &f.before[ident]
+		if known.udp == udp {
+			return known.sum
+		}
+	}
+	if f.v4 {
+		binary.BigEndian.PutUint16(f.head[ipv4Total:], uint16(ipv4Len+udp))
+		binary.BigEndian.PutUint16(f.head[ipv4Ident:], ident)
+	} else {
+		binary.BigEndian.PutUint16(f.head[ipv6Total:], uint16(udp))
+	}
+	binary.BigEndian.PutUint16(f.head[f.ip-4:], uint16(udp))
+	sum := ^crc32.ChecksumIEEE(f.head[:f.ip])
+	if known != nil {
+		*known = prefix{udp, sum}
+	}
+	return sum
+}
+
+// bthTables have for each byte of the first header what it adds to the CRC behind that header, so
+// that none waits for the one before.
+var bthTables = func() (t [bthLen][256]uint32) {
+	last := &t[bthLen-1]
+	for b := range last {
+		last[b] = crc32.IEEETable[b]
+	}
+	for i := bthLen - 2; i >= 0; i-- {
+		for b := range t[i] {
+			v := t[i+1][b]
+			t[i][b] = v>>8 ^ last[v&0xff]
+		}
+	}
+	return t
+}()
+
+// bthSum is the register of the CRC behind the first header, which head begins with. Its byte with
+// the congestion marks is hashed as ones.
+func bthSum(sum uint32, head []byte) uint32 {
+	h, t := (*[bthLen]byte)(head), &bthTables
+	sum ^= binary.LittleEndian.Uint32(h[:])
+	return t[0][sum&0xff] ^ t[1][sum>>8&0xff] ^ t[2][sum>>16&0xff] ^ t[3][sum>>24] ^
+		t[variantByte][0xff] ^ t[5][h[5]] ^ t[6][h[6]] ^ t[7][h[7]] ^
+		t[8][h[8]] ^ t[9][h[9]] ^ t[10][h[10]] ^ t[11][h[11]]
 }
 
 // AppendICRC appends a CRC as it stands in a packet: it alone is little-endian.
@@ -153,14 +204,29 @@ func (f *Flow) CheckIdent(pkt []byte, ident uint16) bool {
 // Check reports whether the CRC at the end of pkt is right for some identification, and for
 // which. Over IPv6 there is none, and the check is a full one.
 func (f *Flow) Check(pkt []byte) (ident uint16, ok bool) {
-	d, ok := f.difference(pkt, 0)
-	if !ok || !f.v4 {
+	if !f.v4 {
+		d, ok := f.difference(pkt, 0)
 		return 0, ok && d == 0
 	}
-	// The CRC is linear: d is the remainder of the identification and the zeros behind it.
-	// Moved back by those zeros it is the identification itself, or not of 16 bits.
-	v := multiply(d, unshift[(len(pkt)-icrcLen)/4])
-	return bits.ReverseBytes16(uint16(v)), v>>16 == 0
+	guess := f.next
+	if int(guess) >= len(f.before) {
+		guess = 0
+	}
+	d, ok := f.difference(pkt, guess)
+	if !ok {
+		return 0, false
+	}
+	if ident = guess; d != 0 {
+		// The CRC is linear: d is the remainder of what the identification and the guess differ by,
+		// and the zeros behind it. Moved back by those zeros it is that itself, or not of 16 bits.
+		v := multiply(d, unshift[(len(pkt)-icrcLen)/4])
+		if v>>16 != 0 {
+			return 0, false
+		}
+		ident ^= bits.ReverseBytes16(uint16(v))
+	}
+	f.next = ident + 1
+	return ident, true
 }
 
 // difference is by what the CRC at the end of pkt differs from the one it would have with an

@@ -143,6 +143,46 @@ func TestICRCOfBurst(t *testing.T) {
 	}
 }
 
+// TestICRCRemembers: what a flow remembers of packets before changes no CRC, whatever their lengths,
+// identifications and ends are, and none is found that is not the right one.
+func TestICRCRemembers(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(5, 6))
+	other := netip.MustParseAddrPort("10.9.0.3:4791")
+	flows := [][2]netip.AddrPort{ends4, {ends4[0], other}, ends6}
+	pkts := [][]byte{}
+	for _, n := range []int{0, 4, 256, 1024} {
+		pkts = append(pkts, (&Packet{Op: WriteMiddle, Payload: make([]byte, n)}).Append(nil))
+	}
+	f, ends := &Flow{}, flows[0]
+	for i := range 4000 {
+		if i%40 == 0 {
+			ends = flows[rnd.IntN(len(flows))]
+			if err := f.set(ends[0], ends[1]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		pkt, ident := bytes.Clone(pkts[rnd.IntN(len(pkts))]), uint16(rnd.IntN(MaxBurst+4))
+		rnd.Shuffle(bthLen-1, func(i, j int) { pkt[1+i], pkt[1+j] = pkt[1+j], pkt[1+i] })
+		pkt[variantByte] = byte(i)
+		if ends[0].Addr().Is6() {
+			ident = 0
+		}
+		want := slowICRC(onWire(rnd, ends, ident, pkt))
+		if got := f.ICRC(ident, pkt); got != want {
+			t.Fatalf("packet %d: %#x, want %#x", i, got, want)
+		}
+		pkt = AppendICRC(pkt, want)
+		if got, ok := f.Check(pkt); !ok || got != ident {
+			t.Fatalf("packet %d: identification %#x, %v, want %#x", i, got, ok, ident)
+		}
+		pkt[len(pkt)-1] ^= 1 << rnd.IntN(8)
+		got, ok := f.Check(pkt)
+		if ok && slowICRC(onWire(rnd, ends, got, pkt[:len(pkt)-icrcLen])) != binary.LittleEndian.Uint32(pkt[len(pkt)-icrcLen:]) {
+			t.Fatalf("packet %d is taken with identification %#x", i, got)
+		}
+	}
+}
+
 // TestICRCByChance: of wrong CRCs one in 2^16 has an identification with which it is right.
 func TestICRCByChance(t *testing.T) {
 	f := newTestFlow(t, ends4[0], ends4[1])

@@ -132,20 +132,24 @@ func (o Opcode) String() string {
 func (o Opcode) Valid() bool { return opcodes[o].kind != 0 }
 
 // Header is the length of all headers of a packet with this opcode.
-func (o Opcode) Header() int {
-	n, has := bthLen, opcodes[o].has
-	for _, h := range extensions {
-		if has&h.bit != 0 {
-			n += h.len
+func (o Opcode) Header() int { return int(headers[o]) }
+
+var headers = func() (t [256]uint8) {
+	for o := range t {
+		t[o] = bthLen
+		for _, h := range extensions {
+			if opcodes[o].has&h.bit != 0 {
+				t[o] += h.len
+			}
 		}
 	}
-	return n
-}
+	return t
+}()
 
 // extensions are the headers that may follow the first one, in their order.
 var extensions = [...]struct {
 	bit uint8
-	len int
+	len uint8
 }{
 	{hasDETH, dethLen}, {hasRETH, rethLen}, {hasAtomicETH, atomicETHLen}, {hasAETH, aethLen},
 	{hasAtomicAck, atomicAckLen}, {hasImm, immLen}, {hasIETH, iethLen},
