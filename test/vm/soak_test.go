@@ -166,6 +166,34 @@ func cuts(t *testing.T, x lane, w *traffic, one, both func()) {
 	}
 }
 
+// look writes down, where a lane has failed, what both ends know of it and what is on the wire, into the
+// host's out/look-LANE: what stands still can be asked only while it stands.
+func (x lane) look(t *testing.T, d *judged, disk string) {
+	if !t.Failed() {
+		return
+	}
+	commands := [][]string{
+		d.command("volume", "paths", "--output", "json"), d.command("volume", "sessions", "--output", "json"),
+		{"sh", "-c", "cd /sys/class/rtrs-client/" + x.name() + " && grep -r . . 2>/dev/null"},
+		{"sh", "-c", "cd /sys/block/" + filepath.Base(disk) + " && grep . inflight stat rnbd/* 2>/dev/null; cd /sys/kernel/debug/block/" + filepath.Base(disk) + " && grep -r . . 2>/dev/null | head -400"},
+		{"rdma", "resource", "show", "qp"},
+	}
+	for _, l := range x.l {
+		commands = append(commands, []string{"sh", "-c", "grep . /sys/class/infiniband/rxe_" + l.dev + "/ports/1/hw_counters/*"},
+			[]string{"timeout", "15", "tcpdump", "-n", "-x", "-c", "200", "-i", l.dev})
+	}
+	commands = append(commands, commands[0])
+	var b strings.Builder
+	for _, argv := range commands {
+		out, err := try(t, argv...)
+		fmt.Fprintf(&b, "--- %s: %v\n%s\n", strings.Join(argv, " "), err, out)
+	}
+	if err := os.WriteFile("/run/out/look-"+x.name(), []byte(b.String()), 0o644); err != nil {
+		t.Error(err)
+	}
+	note(t, "has failed: look-%s", x.name())
+}
+
 // soakKernelsPaths has the administrator of the kernel's client on a volume of the program's
 // disconnect, reconnect, remove and add paths, and cuts networks, under fio.
 func soakKernelsPaths(t *testing.T, x lane) {
@@ -176,6 +204,7 @@ func soakKernelsPaths(t *testing.T, x lane) {
 	d.up(2, time.Minute)
 	fileSystem(t, disk)
 	paths := kernelPaths(t, x.name())
+	defer x.look(t, d, disk)
 	w := steady(t, disk)
 	for i := range *rounds {
 		begun := time.Now()
