@@ -22,6 +22,7 @@ type Counters struct {
 	AckTimeouts uint64 `name:"ack_timeouts" help:"times that no acknowledgement came in time"`
 	SentAcks    uint64 `name:"sent_acks" help:"packets sent that are acknowledgements alone, negative ones included"`
 	ReadReplays uint64 `name:"read_replays" help:"READs of peers that were answered again"`
+	GapsClosed  uint64 `name:"gaps_closed" help:"times that sending went back and the peer said something new later, two at most each time: silence for good is not among them"`
 	BadSyndrome uint64 `name:"bad_syndrome" help:"acknowledgements that say nothing known"`
 }
 
@@ -44,5 +45,6 @@ func (c *Counters) add(o *Counters) {
 	c.AckTimeouts += o.AckTimeouts
 	c.SentAcks += o.SentAcks
 	c.ReadReplays += o.ReadReplays
+	c.GapsClosed += o.GapsClosed
 	c.BadSyndrome += o.BadSyndrome
 }

@@ -50,6 +50,7 @@ type retrier struct {
 	timeouts int           // since then
 	notReady int           // refusals for want of a receive since a packet was received last
 	waiting  bool          // for the end of such a refusal
+	backs    int           // times that sending went back since the peer last said something new
 	gone     bool          // back to unacked, since it is what it is
 }
 
@@ -145,11 +146,17 @@ func (q *QP) back(now time.Duration) {
 	if r := &q.req.retry; q.state != RTS || r.gone || r.waiting {
 		return
 	}
-	q.stats.CompleterRetryErr++
+	q.wentBack()
 	q.req.retry.lost(q.req.retry.window / 2)
 	q.again()
 	q.deadline = now + q.req.retry.timeout(q)
 	q.dev.timers.arm(q)
+}
+
+// wentBack counts that packets are sent again.
+func (q *QP) wentBack() {
+	q.stats.CompleterRetryErr++
+	q.req.retry.backs++
 }
 
 // again makes the first packet without an acknowledgement the next one.
@@ -204,7 +211,7 @@ func (q *QP) expired(now time.Duration) {
 		return
 	}
 	q.stats.AckTimeouts++
-	q.stats.CompleterRetryErr++
+	q.wentBack()
 	r.timeouts++
 	r.backoff++
 	r.lost(minWindow)

@@ -7,8 +7,10 @@ package soft
 // cuts by itself may number otherwise, and no plain socket can see it: a packet to ourselves
 // does not pass the card. What shows it is the peer, which takes the first packet of each
 // burst and no other. So the device watches how its bursts fare: when nearly each of a dozen
-// was answered by a gap or by silence, the next ones are packets sent one by one. (On a net
-// that loses so much bursts are no gain either.) Over IPv6 there is no identification.
+// was answered by a gap or by silence and the peer was heard afterwards, the next ones are
+// packets sent one by one. (On a net that loses so much bursts are no gain either.) A peer that is not
+// heard again says nothing about bursts: one of two networks that is cut silences many queue pairs at
+// once, each several times, beside bursts that arrive. Over IPv6 there is no identification.
 
 // Bursts that are judged together, and of them those that must have failed.
 const (
@@ -19,8 +21,7 @@ const (
 // trial is where the judgement stands.
 type trial struct {
 	bursts uint64 // sent, when it began
-	failed uint64 // gaps that peers have told of and silences, when it began
-	heard  uint64 // packets that were received, when it began
+	failed uint64 // gaps that were closed, when it began
 }
 
 // judgeGSO looks at the bursts that were sent since the last trial began. mu is held.
@@ -30,14 +31,11 @@ func (d *Device) judgeGSO() {
 	if !o.gso || sent-o.trial.bursts < trialBursts {
 		return
 	}
-	c := d.dev.Counters()
-	failed := c.RcvdSeqErr + c.AckTimeouts
-	// A peer that says nothing at all is one that nothing reaches: of each burst that fails
-	// here it acknowledges the first packet.
-	if bad := min(failed-o.trial.failed, c.RcvdPkts-o.trial.heard); bad*trialBursts >= (sent-o.trial.bursts)*trialFailed {
+	failed := d.dev.Counters().GapsClosed
+	if (failed-o.trial.failed)*trialBursts >= (sent-o.trial.bursts)*trialFailed {
 		d.endGSO()
 	}
-	o.trial = trial{sent, failed, c.RcvdPkts}
+	o.trial = trial{sent, failed}
 }
 
 // endGSO has packets sent one by one from now on. mu is held.

@@ -3,6 +3,7 @@ package soft
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand"
@@ -125,6 +126,45 @@ func TestCut(t *testing.T) {
 		}
 	case <-time.After(time.Minute):
 		t.Error("a peer that is gone is not given up")
+	}
+}
+
+// TestSilenceOfSome: queue pairs whose peers are silent for good, as those are behind a network that
+// is cut, say nothing about bursts beside others that go on.
+func TestSilenceOfSome(t *testing.T) {
+	a, b, n := far(t, false, 1500)
+	x, y := newEnd(t, a, depths), newEnd(t, b, depths)
+	connect(t, x, y)
+	silent := map[uint32]bool{}
+	n.lose(func(p []byte) bool { return silent[binary.BigEndian.Uint32(p[28+4:])&0xffffff] })
+	var ends []*end
+	for range 7 {
+		u, v := newEnd(t, a, depths), newEnd(t, b, depths)
+		connect(t, u, v)
+		ends = append(ends, u)
+		n.mu.Lock()
+		silent[v.q.Number()] = true
+		n.mu.Unlock()
+	}
+	for _, u := range ends {
+		u.post(ib.WR{Op: ib.Send, Piece: [3][]byte{pattern(20_000, 0)}})
+	}
+	key, err := y.dom.Expose(make([]byte, 100), 0, ib.RemoteWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sent := counter(a, "ack_timeouts")
+	await.Until(t, patience, "They have not answered often.", func() bool {
+		for range 10 {
+			x.post(ib.WR{Op: ib.Write, Key: key, Piece: [3][]byte{pattern(100, 0)}, Flags: ib.Signal})
+			if c := x.next(); c.Status != ib.OK {
+				t.Fatalf("beside silence: %+v", c)
+			}
+		}
+		return counter(a, "ack_timeouts")-sent > 3*trialBursts
+	})
+	if s := a.State(); !s.Bursts {
+		t.Error("bursts were given up because of the silence of some")
 	}
 }
 

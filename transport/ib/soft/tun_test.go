@@ -109,8 +109,9 @@ type network struct {
 	rnd    *rand.Rand
 	faults faults
 	cut    bool
-	look   func(pkt []byte) // at each packet
-	held   [2][]byte        // a packet that is overtaken by the next one
+	drop   func(pkt []byte) bool // which packets are lost; nil: none
+	look   func(pkt []byte)      // at each packet
+	held   [2][]byte             // a packet that is overtaken by the next one
 	packets, lost,
 	doubled, overtaken int
 }
@@ -155,6 +156,13 @@ func (n *network) watch(look func(pkt []byte)) {
 	n.look = look
 }
 
+// lose has those packets lost for which drop is true.
+func (n *network) lose(drop func(pkt []byte) bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.drop = drop
+}
+
 // sever cuts the net, or heals it.
 func (n *network) sever(v bool) {
 	n.mu.Lock()
@@ -174,7 +182,7 @@ func (n *network) carry(direction int, p []byte) (out [][]byte) {
 	}
 	n.packets++
 	f := &n.faults
-	if n.cut || n.rnd.Float64() < f.loss || f.renumber && p[0]>>4 == 4 && binary.BigEndian.Uint16(p[4:]) != 0 {
+	if n.cut || n.drop != nil && n.drop(p) || n.rnd.Float64() < f.loss || f.renumber && p[0]>>4 == 4 && binary.BigEndian.Uint16(p[4:]) != 0 {
 		n.lost++
 		return nil
 	}
