@@ -87,6 +87,32 @@ func TestAppendSeveral(t *testing.T) {
 	}
 }
 
+// Where the daemon keeps up, blocks become smaller, if a quarter of one is more than was used.
+func TestBlocksBecomeSmaller(t *testing.T) {
+	for _, c := range []struct {
+		block int
+		want  int
+	}{{4 * 300, 4 * 300}, {4*300 + 4, 2*300 + 2}, {5 * 300, 5 * 150}} {
+		s, _, h := clientPair(t, Spec{Sends: 8, Events: 8, SendArena: 1 << 18})
+		f := openFlow(t, s, h, clientDst)
+		sl, err := s.Grab(f, 4096)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Post(&sl, KindEach, 300, 1, 300, 1, false)
+		if _, fit := s.Behind(f, 300, 1, 2); fit != 1 {
+			t.Fatalf("%d fit", fit)
+		}
+		if _, posts := takeAll(t, h); len(posts) != 1 {
+			t.Fatalf("%d posts", len(posts))
+		}
+		s.block = c.block
+		if s.Appended(1) || s.block != c.want {
+			t.Errorf("of blocks of %d bytes 300 were used: now %d, want %d", c.block, s.block, c.want)
+		}
+	}
+}
+
 // No more are appended than a train may hold, be they empty.
 func TestAppendNoMoreThanATrain(t *testing.T) {
 	s, _, h := clientPair(t, Spec{Sends: 8, Events: 8, SendArena: 1 << 18})

@@ -61,3 +61,37 @@ func TestControlIsCostly(t *testing.T) {
 		})
 	}
 }
+
+// TestConnIsCostly: the same for an end that blocks, whose owner is told once.
+func TestConnIsCostly(t *testing.T) {
+	for _, way := range []string{"read", "written"} {
+		t.Run(way, func(t *testing.T) {
+			c, k := pair(t)
+			told := 0
+			c.Costly = func(err error) {
+				if told++; !toll.Costly(err) {
+					t.Error(err)
+				}
+			}
+			tolltest.Watch(t, k.FD)
+			found := 0
+			for range 100 {
+				var err error
+				if way == "written" {
+					err = c.WriteMessage([]byte{1})
+				} else if _, err = k.Send([]byte{1}); err == nil {
+					_, _, err = c.ReadMessage()
+				}
+				if toll.Costly(err) {
+					found++
+				}
+				if _, _, e := k.Recv(); found == 2 || e != nil && e != ErrAgain && err == nil {
+					break
+				}
+			}
+			if found == 0 || told != 1 {
+				t.Errorf("100 messages and 200,000 watchers: found %d times, its owner was told %d times", found, told)
+			}
+		})
+	}
+}

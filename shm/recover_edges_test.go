@@ -115,7 +115,7 @@ func TestRedoEdges(t *testing.T) {
 // TestReadSparseEdges: a file is read that is as small or as large as a ledger may be, and
 // no other; its holes cost nothing.
 func TestReadSparseEdges(t *testing.T) {
-	for size, ok := range map[int64]bool{0: false, HeaderBytes - 1: false, HeaderBytes: true, HeaderBytes + 1: true, 1<<40 - 1: true, 1<<40 + 1: false} {
+	for size, ok := range map[int64]bool{0: false, HeaderBytes - 1: false, HeaderBytes: true, HeaderBytes + 1: true, 1<<40 - 1: true, 1 << 40: true, 1<<40 + 1: false} {
 		path := filepath.Join(t.TempDir(), "ledger")
 		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 		if err != nil {

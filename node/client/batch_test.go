@@ -56,7 +56,7 @@ func keptSocket(t *testing.T, change func(*rdsdv1.Bind)) (*sockStream, *keptStre
 	return s, k, n
 }
 
-// TestBatchThatWaitsInPart: of a batch to two peers that there is no room for each datagram that
+// TestBatchThatWaitsInPart: of a batch to two peers that there is no room for, each datagram that
 // was not accepted is named once, by its place in the batch, whatever its tag; a time to wait
 // of a nanosecond is one too, and afterwards nothing is held for the batch.
 func TestBatchThatWaitsInPart(t *testing.T) {
@@ -270,5 +270,41 @@ func TestAnswersOutOfPlace(t *testing.T) {
 	p := &pair{state: pairOffered}
 	if err := p.answered(0, reads, mapped); err != nil || p.state != pairOffered || !p.mapped[reads] {
 		t.Errorf("one end alone has mapped it: %v, state %d", err, p.state)
+	}
+}
+
+// TestOneSourceHasNoIndex: a batch of one source says so by leaving the index out; one of several
+// has an entry for each datagram.
+func TestOneSourceHasNoIndex(t *testing.T) {
+	for sources := 1; sources <= 3; sources++ {
+		var run rds.Run
+		for i := range 6 {
+			addToRun(&run, netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), uint16(i%sources)), []byte{byte(i)})
+		}
+		var b outBatch
+		b.take(&run)
+		m := &rdsdv1.ServerMessage{}
+		if err := proto.Unmarshal(b.marshal().Materialize(), m); err != nil {
+			t.Fatal(err)
+		}
+		want := 6
+		if sources == 1 {
+			want = 0
+		}
+		if got := m.GetRecv(); len(got.GetSource()) != sources || len(got.GetSourceIndex()) != want || len(got.GetPayload()) != 6 {
+			t.Errorf("%d sources: %v", sources, got)
+		}
+	}
+}
+
+// TestControlOutOfPlace: a second bind and a message that says nothing end the stream.
+func TestControlOutOfPlace(t *testing.T) {
+	s, _, _ := keptSocket(t, func(*rdsdv1.Bind) {})
+	again := &rdsdv1.ClientMessage{}
+	again.SetBind(clienttest.BindTo(s.sock.Addr().Addr(), 0))
+	for what, m := range map[string]*rdsdv1.ClientMessage{"a second bind": again, "nothing": {}} {
+		if err := s.control(m); !errors.Is(err, rdserr.ErrInvalid) {
+			t.Errorf("%s: %v", what, err)
+		}
 	}
 }

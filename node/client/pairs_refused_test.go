@@ -116,6 +116,7 @@ func TestPairRefused(t *testing.T) {
 	from.pairs.unused = nil
 	local.Unlock()
 	offer()
+	var ids []uint64
 	for _, r := range clients {
 		r.C.SetDeadline(time.Now().Add(time.Minute))
 		raw, fds, err := r.C.ReadMessage()
@@ -130,5 +131,22 @@ func TestPairRefused(t *testing.T) {
 			t.Errorf("the source of the offer is port %d", got)
 		}
 		clienttest.CloseFDs(fds)
+		ids = append(ids, m.GetPair().GetId())
 	}
+	// Those that were not offered had numbers too. Nobody opens it, so it is given up in time.
+	if ids[0] != ids[1] || ids[0] < 2 {
+		t.Errorf("the pair is number %d to one end and %d to the other", ids[sends], ids[reads])
+	}
+	local.Lock()
+	p := from.pairs.all[ids[0]]
+	if p.look(p.since + pairPatience - 1); p.state != pairOffered {
+		t.Errorf("it is given up too early: state %d", p.state)
+	}
+	p.since -= pairPatience // as if so much time had passed
+	local.Unlock()
+	await.Until(t, time.Minute, "The pair is given up.", func() bool {
+		local.Lock()
+		defer local.Unlock()
+		return p.state >= pairClosing
+	})
 }

@@ -36,6 +36,7 @@ type ringDaemon struct {
 	mu       sync.Mutex
 	socks    map[netip.AddrPort]*ringSock      // guarded by mu
 	flowOf   func(dst netip.AddrPort) flowRule // guarded by mu
+	says     string                            // guarded by mu; why it refuses a destination, when it is asked
 	refuse   *rdsdv1.Closing                   // guarded by mu; answer to every Bind
 	mapped   func(*shm.Region) *rdsdv1.Closing // guarded by mu; called when Mapped has come, may refuse
 	spec     shm.Spec                          // guarded by mu; entries and arenas of new regions
@@ -552,6 +553,10 @@ func (s *ringSock) control(m *rdsdv1.ClientMessage) {
 	case rdsdv1.ClientMessage_Congested_case:
 		r := &rdsdv1.CongestedResult{}
 		r.SetId(m.GetCongested().GetId())
+		if d.says != "" {
+			r.SetErrno(int32(unix.EHOSTUNREACH))
+			r.SetMessage(d.says)
+		}
 		sm := &rdsdv1.ServerMessage{}
 		sm.SetCongestedResult(r)
 		_ = say(s.conn, sm)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -51,8 +52,25 @@ func TestRingsRefused(t *testing.T) {
 			}
 		}
 	}
+	// Why is the daemon's to say, of one and of several.
 	d.mu.Lock()
-	if asked != 8 {
+	d.says = "nobody knows the way"
+	before := asked
+	d.mu.Unlock()
+	for what, send := range map[string]func() error{
+		"send":      func() error { return a.Send(ctx, otherAddr, nil) },
+		"try":       func() error { return a.TrySend(otherAddr, nil) },
+		"batch":     func() error { _, err := a.SendBatch(ctx, []Datagram{{Addr: otherAddr}, {Addr: otherAddr}}); return err },
+		"try batch": func() error { _, err := a.TrySendBatch(ctx, []Datagram{{Addr: otherAddr}}); return err },
+	} {
+		err := send()
+		if wantErr(t, err, rdserr.ErrHostDown); err == nil || !strings.Contains(err.Error(), d.says) {
+			t.Errorf("%s: %v does not say what the daemon does", what, err)
+		}
+	}
+	d.mu.Lock()
+	d.says = ""
+	if asked = before; asked != 8 {
 		t.Errorf("asked %d times, want 8", asked)
 	}
 	d.mu.Unlock()

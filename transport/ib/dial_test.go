@@ -303,6 +303,7 @@ func TestAsksWaitTheirTurn(t *testing.T) {
 	for range paceQueue {
 		asks = append(asks, ask("10.0.0.9:1"))
 	}
+	closing := time.Since(begun)
 	ln.Close()
 	if l.waiting != 0 || l.busy != 0 {
 		t.Errorf("%d wait, and %d calls are under way, when Close has returned", l.waiting, l.busy)
@@ -316,5 +317,8 @@ func TestAsksWaitTheirTurn(t *testing.T) {
 	// Of all turns since the beginning so many have been taken; what has come since may be answered.
 	if least := paceQueue - 1 - max(0, paceBurst+int(time.Since(begun)/paceEvery)-answered); refused < least {
 		t.Errorf("%d of those that wait are refused when the listener ends, want %d", refused, least)
+	}
+	if few := paceBurst + int(closing/paceEvery) - answered; refused == 0 && few < 8 {
+		t.Errorf("Close waited for the turn of all, when that of %d had come", few)
 	}
 }
