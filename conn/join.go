@@ -41,7 +41,7 @@ func (m *Msg) joins(n *Msg) bool {
 // a train that was split (Count 1), which are rare: their peer took no trains before it was
 // another incarnation.
 func (m *Msg) joinable() bool {
-	return m.Kind == MsgData && !m.Table && !m.apart && m.Count != 1 && len(m.Payload) <= transport.InlineBytes
+	return m.Kind == MsgData && m.Table == NoTable && !m.apart && m.Count != 1 && len(m.Payload) <= transport.InlineBytes
 }
 
 // each is how many bytes each datagram of m has.

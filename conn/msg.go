@@ -6,6 +6,27 @@ import (
 	"github.com/rdsd/rdsd/wire"
 )
 
+// TableForm says whether Payload of a train begins with a table of lengths.
+type TableForm uint8
+
+// Tables.
+const (
+	NoTable  TableForm = iota
+	InOrder            // as a frame has it
+	Reversed           // wire.Train.Reversed
+)
+
+// TableOf is the table of t.
+func TableOf(t wire.Train) TableForm {
+	switch {
+	case !t.Table:
+		return NoTable
+	case t.Reversed:
+		return Reversed
+	}
+	return InOrder
+}
+
 // MsgKind says what a Msg is to the protocol.
 type MsgKind uint8
 
@@ -52,12 +73,12 @@ type Msg struct {
 	SPort, DPort uint16
 	Count        uint16 // datagrams it carries; 0: one; 1: one that was split off a train
 	Kind         MsgKind
-	Table        bool // of a train: Payload begins with a table of lengths
-	Want         bool // ask for an acknowledgement soon
-	Report       bool // the owner's: the sender asked for the outcome
-	cancelled    bool // had begun to leave when it was cancelled: not to be sent again
-	orphan       bool // its socket was closed at At
-	apart        bool // it was refused among others (join.go)
+	Table        TableForm // of a train
+	Want         bool      // ask for an acknowledgement soon
+	Report       bool      // the owner's: the sender asked for the outcome
+	cancelled    bool      // had begun to leave when it was cancelled: not to be sent again
+	orphan       bool      // its socket was closed at At
+	apart        bool      // it was refused among others (join.go)
 	flags        uint8
 	where        where
 	slot         uint8 // of the lane it is on, see Conn.slots
@@ -91,7 +112,7 @@ func (m *Msg) Datagrams() int { return max(1, int(m.Count)) }
 
 // Train is what the message carries.
 func (m *Msg) Train() wire.Train {
-	return wire.Train{Body: m.Payload, Count: m.Datagrams(), Table: m.Table}
+	return wire.Train{Body: m.Payload, Count: m.Datagrams(), Table: m.Table != NoTable, Reversed: m.Table == Reversed}
 }
 
 // Link and SetLink chain messages that are in no list, for their owner.

@@ -33,7 +33,7 @@ func (p *Lane) split(m *Msg) {
 		m.Cell = nil
 	}
 	cut := m.Train().Cut()
-	m.Count, m.Table = 1, false
+	m.Count, m.Table = 1, NoTable
 	// m itself carries the last of them, so that it stays the owner's.
 	for cut.Left() > 1 {
 		n := p.c.com.NewMsg()

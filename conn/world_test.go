@@ -307,7 +307,7 @@ func (w *world) sendChain(sport, dport uint16, n, count int) {
 func (w *world) sendTrain(sport, dport uint16, n, count int, table []uint32, want bool) {
 	m := &Msg{Owner: w.sender(dport), Tag: w.tag + 1, SPort: sport, DPort: dport, Want: want, Count: uint16(count)}
 	if table != nil {
-		m.Count, m.Table = uint16(len(table)), true
+		m.Count, m.Table = uint16(len(table)), InOrder
 		for _, l := range table {
 			m.Payload = binary.BigEndian.AppendUint32(m.Payload, l)
 		}

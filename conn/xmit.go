@@ -399,7 +399,11 @@ func (p *Lane) lastOfRun(m *Msg) bool {
 
 // hasCredit reports whether there is room and credit for m.
 func (p *Lane) hasCredit(b *transport.Batch, o *frameOut, m *Msg) bool {
-	if !b.Room(len(m.Payload)) {
+	if m.Table == Reversed {
+		if n := m.Datagrams() * wire.TableEntry; !b.LedRoom(n, len(m.Payload)-n) {
+			return false
+		}
+	} else if !b.Room(len(m.Payload)) {
 		return false
 	}
 	if o.rdsd && m.Kind != MsgRefuse && m.Kind != MsgTell {
@@ -430,7 +434,15 @@ func (p *Lane) send(now time.Duration, b *transport.Batch, o *frameOut, m *Msg, 
 	} else if m.Count > 1 {
 		h.Ext = m.Train().Ext()
 	}
-	p.put(b, o, &h, m.Payload)
+	if m.Table == Reversed {
+		// The table is turned round on its way into the frame; payloads stay where they are.
+		n := m.Datagrams() * wire.TableEntry
+		raw, table := b.Led(n, m.Payload[n:])
+		p.putHeader(o, &h, raw)
+		m.Train().PutTable(table)
+	} else {
+		p.put(b, o, &h, m.Payload)
+	}
 	// Where in the stream it ends: a kernel's TCP acknowledges bytes, not messages
 	// (net/rds/tcp_send.c, rds_tcp_is_acked).
 	if m.end = 0; !o.rdsd {

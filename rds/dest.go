@@ -213,7 +213,7 @@ func (s *Socket) PostAdmitted(now time.Duration, d *Dest, t wire.Train, cookie u
 	case t.Count == 1:
 		m.Payload = oneDatagram(t)
 	default:
-		m.Payload, m.Count, m.Table = t.Body, uint16(t.Count), t.Table
+		m.Payload, m.Count, m.Table = t.Body, uint16(t.Count), conn.TableOf(t)
 	}
 	m.Cookie, m.Tag, m.Report, m.DPort, m.Cell = cookie, tag, bool(report), port, cell
 	// Charged before it leaves: the outcome, which takes it out of the accounts again, may

@@ -101,11 +101,11 @@ func (q *Queue) Place(from *Peer, a conn.Arrival) (cost int, ok bool) {
 		it.b = a.Buf
 	case n >= buf.SlabSize/4:
 		it.b = buf.Get(n)
-		copy(it.b.B, t.Body)
+		t.PutBody(it.b.B)
 	default: // small
 		// Copied behind others: a reference into the buffer that the link was read into would
 		// keep all of that for a few bytes.
-		it.b, it.off = q.copyToSlab(t.Body)
+		it.b, it.off = q.copyToSlab(t)
 	}
 	if q.n == 0 {
 		q.s.news(EvReadable)
@@ -304,16 +304,17 @@ func (q *Queue) pop() {
 	}
 }
 
-// copyToSlab copies a small payload behind others into a slab.
-func (q *Queue) copyToSlab(p []byte) (*buf.Buf, uint32) {
-	if q.slab == nil || q.slabOff+len(p) > len(q.slab.B) {
+// copyToSlab copies a small body behind others into a slab.
+func (q *Queue) copyToSlab(t wire.Train) (*buf.Buf, uint32) {
+	n := len(t.Body)
+	if q.slab == nil || q.slabOff+n > len(q.slab.B) {
 		q.endSlab()
 		q.slab, q.slabOff, q.slabRefs = buf.Get(buf.SlabSize), 0, slabRefs
 		q.slab.RefN(slabRefs)
 	}
 	off := q.slabOff
-	copy(q.slab.B[off:], p)
-	q.slabOff += len(p)
+	t.PutBody(q.slab.B[off:][:n])
+	q.slabOff += n
 	q.slabRefs--
 	return q.slab, uint32(off)
 }

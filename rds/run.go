@@ -134,7 +134,7 @@ func (r *sendRun) add(t wire.Train) {
 	s, bytes := r.s, t.PayloadBytes()
 	m := s.e.conns.NewMsg()
 	m.Owner, m.SPort, m.DPort = &r.f.out, s.port, r.port
-	m.Payload, m.Table, m.Bytes, m.Count = t.Body, t.Table, uint32(bytes), uint16(msgCount(t))
+	m.Payload, m.Table, m.Bytes, m.Count = t.Body, conn.TableOf(t), uint32(bytes), uint16(msgCount(t))
 	r.size += size(bytes, int(m.Count))
 	m.Tag, m.Epoch = r.tag, s.epoch0+uint32(len(s.epochs))-1
 	s.used += bytes

@@ -262,7 +262,7 @@ func (h *Host) PlaceCopy(src netip.AddrPort, in wire.Train, lane uint32, seq uin
 	if !ok {
 		return 0, false
 	}
-	copy(h.r.recvArena[off:][:n], in.Body)
+	in.PutBody(h.r.recvArena[off:][:n])
 	i := h.newSlot(off, slotReserved)
 	cost = BlockBytes(n)
 	t.d = RecvDesc{Word: trainWord(in), Slot: off, Src: src, Lane: lane, Seq: seq}

@@ -101,6 +101,32 @@ func (b *Batch) Space(n int) (raw, payload []byte) {
 	return b.stage[at : at+48], b.stage[at+48:]
 }
 
+// LedRoom reports whether a frame with n bytes written in place before so much payload
+// (Led) still fits. One frame always fits into an empty batch.
+func (b *Batch) LedRoom(n, payload int) bool {
+	need := 48 + n
+	if payload <= InlineBytes {
+		need += payload
+	}
+	return b.frames == 0 || b.size+48+n+payload <= BatchBytes && len(b.stage)+need <= cap(b.stage) && len(b.pieces)+2 < BatchPieces
+}
+
+// Led adds a frame of n bytes that are written in place, as those of Space, with payload
+// behind them, which is copied or referenced as that of Frame. Like these it works without
+// room.
+func (b *Batch) Led(n int, payload []byte) (raw, front []byte) {
+	if len(payload) <= InlineBytes {
+		raw, all := b.Space(n + len(payload))
+		copy(all[n:], payload)
+		return raw, all[:n]
+	}
+	raw, front = b.Space(n)
+	b.pieces = append(b.pieces, b.stage[b.from:], payload)
+	b.from = len(b.stage)
+	b.size += len(payload)
+	return raw, front
+}
+
 // Seal ends the building; Pieces may be called from now on. It tells how much is in the batch,
 // as Frames and Bytes do.
 func (b *Batch) Seal() (frames, bytes int) {

@@ -200,3 +200,37 @@ func TestFrameWithoutRoom(t *testing.T) {
 		b.Put()
 	}
 }
+
+// TestLed: a frame of which a part is written in place and the rest copied, or referenced, stands
+// where it was put, with and without room for it.
+func TestLed(t *testing.T) {
+	b := GetBatch()
+	defer b.Put()
+	var want []byte
+	for i := 0; b.frames < 2*BatchPieces; i++ {
+		n, payload := 4*(i%3000), bytes.Repeat([]byte{byte(i)}, []int{0, 7, InlineBytes, InlineBytes + 1, 5000}[i%5])
+		fits := b.LedRoom(n, len(payload))
+		stage, pieces := &b.stage[:1][0], len(b.pieces)
+		raw, front := b.Led(n, payload)
+		if within := stage == &b.stage[0] && b.Bytes() <= BatchBytes && pieces+2 < BatchPieces; within != fits && i > 0 {
+			t.Fatalf("frame %d: room %v, and it fits: %v", i, fits, within)
+		}
+		if len(raw) != 48 || len(front) != n {
+			t.Fatalf("%d bytes of header and %d to write, want %d", len(raw), len(front), n)
+		}
+		for j := range raw {
+			raw[j] = byte(i + 1)
+		}
+		for j := range front {
+			front[j] = byte(i + 2)
+		}
+		want = append(append(append(want, raw...), front...), payload...)
+		if b.Frames() != i+1 || b.Bytes() != len(want) {
+			t.Fatalf("%d frames of %d bytes, want %d of %d", b.Frames(), b.Bytes(), i+1, len(want))
+		}
+	}
+	b.Seal()
+	if !bytes.Equal(bytes.Join(b.Pieces(), nil), want) {
+		t.Error("other bytes than were put")
+	}
+}

@@ -37,13 +37,18 @@ const (
 //
 // Count 1 without Table is a plain datagram (One).
 //
+// With Reversed, which only a train with a Table has and which no frame knows, the lengths
+// stand in Body from the last to the first: so the table has room to grow downwards while the
+// payloads behind it grow upwards. PutTable turns it round.
+//
 // Joined says that the sending node has made it of messages that it can also send apart, if
 // there is no room for all.
 type Train struct {
-	Body   []byte
-	Count  int
-	Table  bool
-	Joined bool
+	Body     []byte
+	Count    int
+	Table    bool
+	Reversed bool
+	Joined   bool
 }
 
 // One is a plain datagram.
@@ -58,6 +63,30 @@ func (t Train) PayloadBytes() int {
 		return len(t.Body) - t.Count*TableEntry
 	}
 	return len(t.Body)
+}
+
+// PutTable writes the table in the order of a frame into to, which has Count*TableEntry bytes.
+// Each entry is read once.
+func (t Train) PutTable(to []byte) {
+	table := t.Body[:len(to)]
+	if !t.Reversed {
+		copy(to, table)
+		return
+	}
+	for at := len(table) - TableEntry; at >= 0; at -= TableEntry {
+		copy(to[len(to)-TableEntry-at:][:TableEntry], table[at:])
+	}
+}
+
+// PutBody writes the body as a frame has it into to, which has the length of Body.
+func (t Train) PutBody(to []byte) {
+	if !t.Reversed {
+		copy(to, t.Body)
+		return
+	}
+	n := t.Count * TableEntry
+	t.PutTable(to[:n])
+	copy(to[n:], t.Body[n:])
 }
 
 // ErrTrain is returned for a train extension that does not fit its frame.
@@ -97,12 +126,13 @@ func ParseTrain(e *[ExtLen]byte, body []byte) (t Train, err error) {
 type Cutter struct {
 	table, rest []byte
 	size, left  int
+	reversed    bool
 }
 
 // Cut begins to take the datagrams of the train one by one.
 func (t Train) Cut() Cutter {
 	if n := t.Count * TableEntry; t.Table {
-		return Cutter{table: t.Body[:n], rest: t.Body[n:], left: t.Count}
+		return Cutter{table: t.Body[:n], rest: t.Body[n:], left: t.Count, reversed: t.Reversed}
 	}
 	return Cutter{rest: t.Body, size: len(t.Body) / max(t.Count, 1), left: t.Count}
 }
@@ -115,8 +145,12 @@ func (c *Cutter) next() int {
 	if c.table == nil {
 		return c.size
 	}
-	n := binary.BigEndian.Uint32(c.table)
-	c.table = c.table[TableEntry:]
+	var n uint32
+	if end := len(c.table) - TableEntry; c.reversed {
+		n, c.table = binary.BigEndian.Uint32(c.table[end:]), c.table[:end]
+	} else {
+		n, c.table = binary.BigEndian.Uint32(c.table), c.table[TableEntry:]
+	}
 	return int(min(uint64(n), uint64(len(c.rest))))
 }
 
