@@ -31,6 +31,7 @@ type Sender struct {
 
 	last  openDesc
 	block int // bytes of the next block that datagrams may gather in
+	mixes mixes
 
 	flows flowTable
 
@@ -55,9 +56,11 @@ type openDesc struct {
 	is     Word
 	cookie uint32
 	flow   *Flow
-	each   int
+	each   int    // bytes of each datagram, -1: different ones
 	at     []byte // the rest of its block
+	table  []byte // before its payloads, for lengths; their end is the beginning
 	tag    uint64 // of its last datagram
+	more   mixing
 }
 
 // NewSender begins with a region as the daemon made it. daemonBell is the
@@ -119,30 +122,42 @@ var (
 // Slot is a place for a body in the send arena.
 type Slot struct {
 	Body   []byte
+	table  []byte // before Body
 	cookie uint32
+}
+
+// Want is how many bytes a slot is to have.
+type Want struct {
+	Body  int
+	Table int // for lengths of datagrams, LengthBytes each (Slot.SetLength)
 }
 
 // Grab takes a slot for a body of n bytes, or says ErrRing, ErrArena or ErrMany. The
 // send buffer and the number of datagrams are for the caller to look at, with
 // Room and Most.
-func (s *Sender) Grab(f *Flow, n int) (Slot, error) {
+func (s *Sender) Grab(f *Flow, n int) (Slot, error) { return s.GrabFor(f, Want{Body: n}) }
+
+// GrabFor is Grab of a slot that may have a table.
+func (s *Sender) GrabFor(f *Flow, want Want) (Slot, error) {
+	n, table := want.Body, (want.Table+UnitBytes-1)&^(UnitBytes-1)
 	switch {
 	case s.out >= MaxOutstanding || s.count >= MaxOutstandingDatagrams:
 		return Slot{}, ErrMany
 	case !s.ringRoom():
 		return Slot{}, ErrRing
 	}
-	off, ok := s.arena.Alloc(n)
+	off, ok := s.arena.Alloc(table + n)
 	if !ok {
 		return Slot{}, ErrArena
 	}
-	s.touch(off + uint64(BlockBytes(n)))
+	s.touch(off + uint64(BlockBytes(table+n)))
 	c := s.cookie()
 	s.slots[c] = slotAccount{flow: f, off: off}
 	f.out++
 	s.out++
 	s.held++
-	return Slot{Body: s.r.sendArena[off : off+uint64(n) : off+uint64(n)], cookie: c}, nil
+	mem := s.r.sendArena[off:][: table+n : table+n]
+	return Slot{Body: mem[table:], table: mem[:table:table], cookie: c}, nil
 }
 
 // touch makes the arena up to end memory of this process: the daemon takes no body that its
@@ -177,8 +192,8 @@ func (s *Sender) Drop(sl *Slot) {
 	s.freeSlot(sl.cookie)
 }
 
-// Post sends count datagrams that lie in the slot: kind is KindEach or
-// KindTable, bytes the length of the body, payload that of the datagrams. tag is
+// Post sends count datagrams that lie in the slot: kind is KindEach, KindTable or
+// KindMixed, bytes the length of the body, payload that of the datagrams. tag is
 // the first one's.
 func (s *Sender) Post(sl *Slot, kind, bytes, count, payload int, tag uint64, want bool) {
 	a := &s.slots[sl.cookie]
@@ -186,28 +201,31 @@ func (s *Sender) Post(sl *Slot, kind, bytes, count, payload int, tag uint64, wan
 	s.count += count
 	a.bytes, a.count, a.each, a.posted = payload, count, -1, true
 	w := MakeWord(kind, bytes, count)
-	d := SendDesc{Tag: tag, Slot: a.off, Flow: a.flow.index, Gen: a.flow.gen, Cookie: sl.cookie}
+	d := SendDesc{Tag: tag, Slot: a.off + uint64(len(sl.table)), Flow: a.flow.index, Gen: a.flow.gen, Cookie: sl.cookie}
 	if want {
 		d.Flags = FlagWant
 	}
 	s.closeLast()
 	if kind == KindEach {
 		a.each = bytes / count
-		if bytes < MaxTrainBytes {
-			block := uint64(BlockBytes(cap(sl.Body)))
-			s.last = openDesc{
-				word: s.r.SendWord(s.tail), is: w, cookie: sl.cookie, flow: a.flow, each: a.each,
-				at: s.r.sendArena[a.off+uint64(bytes) : a.off+min(block, MaxTrainBytes)], tag: tag + uint64(count) - 1,
-			}
+	}
+	if kind != KindTable && bytes < MaxTrainBytes {
+		block := uint64(BlockBytes(len(sl.table)+cap(sl.Body)) - len(sl.table))
+		s.last = openDesc{
+			word: s.r.SendWord(s.tail), is: w, cookie: sl.cookie, flow: a.flow, each: a.each, table: sl.table,
+			at: s.r.sendArena[d.Slot+uint64(bytes) : d.Slot+min(block, MaxTrainBytes)], tag: tag + uint64(count) - 1,
 		}
 	}
 	s.held--
 	s.put(w, &d)
 }
 
-// Append adds a datagram to the descriptor posted last, if Behind has room for it and the
-// daemon has not claimed it yet.
+// Append adds a datagram to the descriptor posted last, if Behind or Mix has room for it and
+// the daemon has not claimed it yet.
 func (s *Sender) Append(f *Flow, p []byte, tag uint64) bool {
+	if s.last.each != len(p) {
+		return s.Mix(f, len(p), tag) && s.Add(p) && s.Added() == 1
+	}
 	body, n := s.Behind(f, len(p), 1, tag)
 	if n == 0 {
 		return false
@@ -228,8 +246,8 @@ func (s *Sender) Behind(f *Flow, each, n int, tag uint64) (body []byte, fit int)
 	}
 	if each > 0 && n*each > len(o.at) {
 		n = len(o.at) / each
-		if !Word(o.word.Load()).Claimed() { // there is a use for larger blocks
-			s.block = min(max(4*(o.is.Bytes()), 4*UnitBytes), MaxTrainBytes)
+		if !Word(o.word.Load()).Claimed() {
+			s.wider()
 		}
 		if n == 0 {
 			s.closeLast()
@@ -249,11 +267,7 @@ func (s *Sender) Appended(n int) bool {
 	bytes := n * o.each
 	w := o.is.Grow(n, bytes)
 	if !o.word.CompareAndSwap(uint64(o.is), uint64(w)) {
-		// The daemon has claimed it meanwhile: it keeps up, so smaller blocks will do.
-		if o.is.Bytes() < s.block/4 {
-			s.block /= 2
-		}
-		s.closeLast()
+		s.claimed()
 		return false
 	}
 	o.is, o.at = w, o.at[bytes:]
@@ -266,6 +280,20 @@ func (s *Sender) Appended(n int) bool {
 	return true
 }
 
+// wider notes that a block was full before the daemon came: there is a use for larger ones.
+func (s *Sender) wider() {
+	s.block = min(max(4*s.last.is.Bytes(), 4*UnitBytes), MaxTrainBytes)
+}
+
+// claimed ends appending to a descriptor that the daemon has claimed meanwhile: it keeps up,
+// so smaller blocks will do.
+func (s *Sender) claimed() {
+	if s.last.is.Bytes() < s.block/4 {
+		s.block /= 2
+	}
+	s.closeLast()
+}
+
 // closeLast ends appending to the descriptor posted last and gives the rest of
 // its block back.
 func (s *Sender) closeLast() {
@@ -274,8 +302,9 @@ func (s *Sender) closeLast() {
 		return
 	}
 	o.word = nil
+	s.mixes.closed(o)
 	if len(o.at) >= UnitBytes {
-		s.arena.Shrink(s.slots[o.cookie].off, o.is.Bytes())
+		s.arena.Shrink(s.slots[o.cookie].off, len(o.table)+o.is.Bytes())
 	}
 }
 
@@ -286,6 +315,15 @@ func (s *Sender) Block(n int) int {
 		return n
 	}
 	return max(n, s.block)
+}
+
+// Plan is Block for a slot that has a table if others of any length are likely to be.
+func (s *Sender) Plan(least Want) Want {
+	w := Want{Body: s.Block(least.Body), Table: least.Table}
+	if w.Body <= MaxTrainBytes && least.Body <= MaxTrainBytes/2 && s.TakesMixed() {
+		w.Table = max(w.Table, s.mixes.table(w.Body))
+	}
+	return w
 }
 
 // NextEvent takes an event and updates the accounts of the slot it is about.

@@ -105,7 +105,8 @@ func TestSenderAccounts(t *testing.T) {
 		}
 		rt.Repeat(map[string]func(*rapid.T){
 			"grab": func(rt *rapid.T) {
-				if sl, err := s.Grab(f, rapid.IntRange(0, 5000).Draw(rt, "n")); err == nil {
+				want := Want{Body: rapid.IntRange(0, 5000).Draw(rt, "n"), Table: rapid.SampledFrom([]int{0, 10, 500}).Draw(rt, "table")}
+				if sl, err := s.GrabFor(f, want); err == nil {
 					held = append(held, sl)
 				} else if !errors.Is(err, rdserr.ErrWouldBlock) {
 					rt.Fatal(err)
@@ -125,14 +126,30 @@ func TestSenderAccounts(t *testing.T) {
 				posted += count
 			},
 			"append": func(rt *rapid.T) {
-				if s.Append(f, make([]byte, rapid.SampledFrom([]int{0, 10, s.last.each}).Draw(rt, "n")), tag+1) {
+				if s.Append(f, make([]byte, rapid.SampledFrom([]int{0, 10, max(0, s.last.each)}).Draw(rt, "n")), tag+1) {
 					tag++
 					posted++
 				}
 			},
+			"mix several": func(rt *rapid.T) {
+				n := rapid.IntRange(1, 40).Draw(rt, "count")
+				if !s.Mix(f, n, tag+1) {
+					return
+				}
+				added := 0
+				for added < n && s.Add(make([]byte, n-added)) {
+					added++
+				}
+				if got := s.Added(); got != 0 && got != added || added == 0 {
+					rt.Fatalf("%d of %d were added", got, added)
+				} else {
+					tag += uint64(got)
+					posted += got
+				}
+			},
 			"append several": func(rt *rapid.T) {
 				n := rapid.IntRange(1, 40).Draw(rt, "count")
-				_, fit := s.Behind(f, s.last.each, n, tag+1)
+				_, fit := s.Behind(f, max(0, s.last.each), n, tag+1)
 				if fit > n {
 					rt.Fatalf("%d fit of %d", fit, n)
 				}

@@ -14,6 +14,7 @@ const (
 	KindEach    // datagrams of one length
 	KindTable   // datagrams behind a table of their lengths
 	KindOpen    // open a flow
+	KindMixed   // datagrams of any length, whose lengths stand reversed before the slot
 )
 
 // Bits of a Word.

@@ -23,6 +23,7 @@ type Post struct {
 	Only       bool   // there was no other when the ring was looked at
 	Word       uint64 // as it was claimed
 	Slot       uint64 // offset of Body in the send arena
+	at         uint64 // the slot as the descriptor names it: where the payloads begin, if they are mixed
 	Bad        error  // not nil: it cannot be sent; take it without accepting and answer Refused
 
 	id uint32 // set by Taken
@@ -201,13 +202,13 @@ func (r *Region) readPost(n uint64, e *entry, w Word, p *Post) error {
 	kind, count, bytes := w.parts()
 	// A client that follows docs/shm.md cannot write these, so they end the socket. Errors
 	// that a correct client may make (Bad) fail the one descriptor.
-	if kind < KindEach || kind > KindOpen {
+	if kind < KindEach || kind > KindMixed {
 		return fmt.Errorf("send descriptor %d is of kind %d", n, kind)
 	}
 	if d.Flow >= r.Flows {
 		return fmt.Errorf("send descriptor %d names flow %d of %d", n, d.Flow, r.Flows)
 	}
-	*p = Post{Tag: d.Tag, Cookie: d.Cookie, Flow: d.Flow, Gen: d.Gen, Want: d.Flags&FlagWant != 0, Word: uint64(w), Slot: d.Slot, id: none}
+	*p = Post{Tag: d.Tag, Cookie: d.Cookie, Flow: d.Flow, Gen: d.Gen, Want: d.Flags&FlagWant != 0, Word: uint64(w), Slot: d.Slot, at: d.Slot, id: none}
 	if kind == KindOpen {
 		p.Open = true
 		return nil
@@ -218,9 +219,18 @@ func (r *Region) readPost(n uint64, e *entry, w Word, p *Post) error {
 	if d.Slot%UnitBytes != 0 || d.Slot > r.SendArenaBytes || uint64(bytes) > r.SendArenaBytes-d.Slot {
 		return fmt.Errorf("send descriptor %d has %d bytes at %d of an arena of %d", n, bytes, d.Slot, r.SendArenaBytes)
 	}
-	p.Count, p.Table = count, kind == KindTable
+	p.Count, p.Table, p.Reversed = count, kind == KindTable || kind == KindMixed, kind == KindMixed
+	if p.Reversed {
+		// Table and payloads are one stretch of the client's own memory, wherever that is.
+		table := count * wire.TableEntry
+		if uint64(table) > d.Slot {
+			return fmt.Errorf("send descriptor %d has a table of %d bytes before %d", n, table, d.Slot)
+		}
+		p.Slot -= uint64(table)
+		bytes += table
+	}
 	// The slice is bounded by its capacity too: nothing behind it can be reached through it.
-	p.Body = r.sendArena[d.Slot:][:bytes:bytes]
+	p.Body = r.sendArena[p.Slot:][:bytes:bytes]
 	switch {
 	case w&wordReserved != 0 || d.Flags&^FlagWant != 0:
 		p.Bad = &Error{unix.EINVAL, fmt.Sprintf("a descriptor with unknown bits: word %#x, flags %#x", uint64(w), d.Flags)}
@@ -286,7 +296,7 @@ func (h *Host) Taken(p *Post, dst Target, accepted bool) (id uint32, cell *uint6
 			flags |= FlagRefusing
 		}
 		e := &h.led.sends[id]
-		s := SendRecord{Order: n + 1, Slot: p.Slot, Word: Word(p.Word), Tag: p.Tag, Cookie: p.Cookie, Dst: dst, Flags: flags}
+		s := SendRecord{Order: n + 1, Slot: p.at, Word: Word(p.Word), Tag: p.Tag, Cookie: p.Cookie, Dst: dst, Flags: flags}
 		s.put(e)
 		if crash.Armed {
 			crash.Point("ring.accept.entry")

@@ -94,7 +94,7 @@ func (w *hostileWorld) value() uint64 {
 	case 2:
 		return v * UnitBytes
 	case 3:
-		return uint64(MakeWord(int(v%4), w.num(1<<17), w.byte()))
+		return uint64(MakeWord(int(v%5), w.num(1<<17), w.byte()))
 	case 4:
 		return -v
 	case 5:
@@ -144,7 +144,11 @@ func (w *hostileWorld) step() {
 	case 0, 1, 2, 3, 4:
 		w.scribble()
 	case 5, 6, 7: // a good post
-		m.post(MakeWord(KindEach, 64, 1+w.byte()%2), SendDesc{Tag: 1, Slot: uint64(w.num(1000)) * 64}, nil)
+		kind := KindEach
+		if op == 7 {
+			kind = KindMixed
+		}
+		m.post(MakeWord(kind, 64, 1+w.byte()%2), SendDesc{Tag: 1, Slot: uint64(w.num(1000)) * 64}, nil)
 	case 8: // a good reader
 		w.read()
 	case 9:

@@ -73,6 +73,9 @@ const (
 	ClientWaitsFlow     = 8 // flow states
 )
 
+// TakesMixed in Header.Takes: send descriptors of KindMixed.
+const TakesMixed = 1
+
 // Header is the first page of a region.
 type Header struct {
 	RegionBytes uint64
@@ -86,6 +89,8 @@ type Header struct {
 
 	// Entries.
 	Flows, Sends, Events, Receives, Releases uint32
+	// What of the client the daemon takes: TakesMixed. Daemons that know of nothing write 0.
+	Takes uint32
 	// Offsets in the region.
 	FlowOff, FlowStateOff, SendOff, EventOff, RecvOff, ReleaseOff uint64
 	// Arenas, sizes a power of two.
@@ -116,7 +121,7 @@ func (h *Header) Put(b []byte) {
 	}
 	le.PutUint64(b[80:], h.SndBuf)
 	le.PutUint64(b[88:], h.RcvBuf)
-	for i, v := range []uint32{h.Flows, h.Sends, h.Events, h.Receives, h.Releases} {
+	for i, v := range []uint32{h.Flows, h.Sends, h.Events, h.Receives, h.Releases, h.Takes} {
 		le.PutUint32(b[96+4*i:], v)
 	}
 	for i, v := range []uint64{h.FlowOff, h.FlowStateOff, h.SendOff, h.EventOff, h.RecvOff, h.ReleaseOff,
@@ -154,7 +159,7 @@ func (h *Header) Parse(b []byte, mapped uint64) error {
 		*p = le.Uint32(b[68+4*i:])
 	}
 	h.SndBuf, h.RcvBuf = le.Uint64(b[80:]), le.Uint64(b[88:])
-	for i, p := range []*uint32{&h.Flows, &h.Sends, &h.Events, &h.Receives, &h.Releases} {
+	for i, p := range []*uint32{&h.Flows, &h.Sends, &h.Events, &h.Receives, &h.Releases, &h.Takes} {
 		*p = le.Uint32(b[96+4*i:])
 	}
 	for i, p := range []*uint64{&h.FlowOff, &h.FlowStateOff, &h.SendOff, &h.EventOff, &h.RecvOff, &h.ReleaseOff,

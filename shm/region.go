@@ -29,7 +29,7 @@ type Spec struct {
 
 // header lays the region out.
 func (s *Spec) header() (Header, error) {
-	h := Header{Instance: s.Instance, Local: s.Local, UID: s.UID, PID: s.PID, MaxDatagram: uint32(s.MaxDatagram)}
+	h := Header{Instance: s.Instance, Local: s.Local, UID: s.UID, PID: s.PID, MaxDatagram: uint32(s.MaxDatagram), Takes: TakesMixed}
 	if !s.Local.IsValid() || s.SndBuf < 0 || s.RcvBuf < 0 || s.SndBuf > 1<<34 || s.RcvBuf > 1<<34 || s.MaxDatagram < 0 || s.MaxDatagram > MaxDatagram {
 		return h, &Error{unix.EINVAL, fmt.Sprintf("a region for %v with buffers of %d and %d bytes and datagrams of %d", s.Local, s.SndBuf, s.RcvBuf, s.MaxDatagram)}
 	}

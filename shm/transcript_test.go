@@ -179,14 +179,18 @@ func (p *program) send() {
 		return
 	}
 	n, each := 1+p.rnd.Intn(3), p.length()
-	table := p.rnd.Intn(4) == 0
+	kind := []int{KindTable, KindMixed, KindEach, KindEach, KindEach, KindEach}[p.rnd.Intn(6)]
 	var body []byte
+	var lengths []int
 	payload := 0
-	if table {
+	if kind != KindEach {
 		var bodies []byte
 		for range n {
 			k := p.rnd.Intn(200)
-			body = binary.BigEndian.AppendUint32(body, uint32(k))
+			lengths = append(lengths, k)
+			if kind == KindTable {
+				body = binary.BigEndian.AppendUint32(body, uint32(k))
+			}
 			bodies = append(bodies, p.body(k)...)
 			payload += k
 		}
@@ -195,11 +199,14 @@ func (p *program) send() {
 		body = p.body(n * each)
 		payload = len(body)
 	}
-	size := len(body)
-	if n == 1 {
-		size = p.s.Block(size)
+	size := Want{Body: len(body)}
+	if kind == KindMixed {
+		size.Table = LengthBytes * n
 	}
-	sl, err := p.s.Grab(f, size)
+	if n == 1 {
+		size = p.s.Plan(size)
+	}
+	sl, err := p.s.GrabFor(f, size)
 	if err != nil {
 		p.note("send %d: %v", size, err)
 		return
@@ -211,9 +218,10 @@ func (p *program) send() {
 		return
 	}
 	copy(sl.Body, body)
-	kind := KindEach
-	if table {
-		kind = KindTable
+	if kind == KindMixed {
+		for i, k := range lengths {
+			sl.SetLength(i, k)
+		}
 	}
 	p.s.Post(&sl, kind, len(body), n, payload, p.tag, p.rnd.Intn(3) == 0)
 	p.note("sent %d to %v, flow %d gen %d", n, f.Dst, f.Index(), f.Gen())

@@ -82,7 +82,7 @@ func golden(t *testing.T) (all []vector) {
 		same(back, h)
 		add("header", local, b, "version", f(Version), "region_bytes", f(h.RegionBytes), "id", fmt.Sprintf("%x", h.ID), "instance", f(h.Instance),
 			"local", h.Local.String(), "uid", f(h.UID), "pid", f(h.PID), "max_datagram", f(h.MaxDatagram), "sndbuf", f(h.SndBuf), "rcvbuf", f(h.RcvBuf),
-			"flows", f(h.Flows), "sends", f(h.Sends), "events", f(h.Events), "receives", f(h.Receives), "releases", f(h.Releases),
+			"flows", f(h.Flows), "sends", f(h.Sends), "events", f(h.Events), "receives", f(h.Receives), "releases", f(h.Releases), "takes", f(h.Takes),
 			"flow_off", f(h.FlowOff), "flow_state_off", f(h.FlowStateOff), "send_off", f(h.SendOff), "event_off", f(h.EventOff), "recv_off", f(h.RecvOff),
 			"release_off", f(h.ReleaseOff), "send_arena_off", f(h.SendArenaOff), "send_arena_bytes", f(h.SendArenaBytes),
 			"recv_arena_off", f(h.RecvArenaOff), "recv_arena_bytes", f(h.RecvArenaBytes),
@@ -99,9 +99,9 @@ func golden(t *testing.T) (all []vector) {
 			"no_append", f(uint64(w.w&WordNoAppend)>>62), "claimed", f(uint64(w.w&WordClaimed)>>63))
 	}
 
-	for _, d := range []SendDesc{{Tag: 1 << 60, Slot: 64 * 1000, Flow: 7, Gen: 9, Cookie: 0xfffffffe, Flags: FlagWant}, {Tag: 5}} {
+	for i, d := range []SendDesc{{Tag: 1 << 60, Slot: 64 * 1000, Flow: 7, Gen: 9, Cookie: 0xfffffffe, Flags: FlagWant}, {Tag: 5}, {Tag: 6, Slot: 64 * 7}} {
 		var e entry
-		w := MakeWord(KindEach, 1000, 10)
+		w := MakeWord([]int{KindEach, KindEach, KindMixed}[i], 1000, 10)
 		d.put(&e)
 		e[0] = uint64(w)
 		var back SendDesc

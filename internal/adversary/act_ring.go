@@ -154,7 +154,10 @@ func ringBadDescriptors(s *Stage) error {
 				d.Flags = s.Uint32()
 			case 6: // a table with lengths that do not add up
 				w = shm.MakeWord(shm.KindTable, 4*100+s.IntN(1000), 100)
-				s.noise(r.Reg.SendArena()[:400])
+				if s.noise(r.Reg.SendArena()[:400]); s.IntN(2) == 0 {
+					// The same with the table before the slot, or before the arena.
+					w, d.Slot = shm.MakeWord(shm.KindMixed, s.IntN(1000), s.IntN(110)), 448
+				}
 			case 7:
 				d.Cookie, d.Tag = 7, math.MaxUint64
 			case 8:

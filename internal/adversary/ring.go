@@ -227,6 +227,10 @@ func (r *Ring) Flow(i, gen uint32, dst netip.AddrPort) {
 // Post posts a descriptor, whatever stands in it and whether there is room or not.
 func (r *Ring) Post(w shm.Word, d shm.SendDesc) {
 	r.touch(d.Slot, uint64(w.Bytes()))
+	if w.Kind() == shm.KindMixed {
+		table := min(uint64(w.Count())*shm.LengthBytes, d.Slot)
+		r.touch(d.Slot-table, table)
+	}
 	r.put(w, d)
 }
 

@@ -301,8 +301,12 @@ func TestLedgerIsPaid(t *testing.T) {
 	}
 	sockets := func() int64 { return n.deps.Memory.Kinds()[quota.Sockets].Used }
 	before := sockets()
-	for i := range 300 { // Nobody listens there: they stay; each length needs a descriptor
-		if err := s.Send(clienttest.Context(t), netip.MustParseAddrPort("127.0.99.99:7"), make([]byte, 1+i%7)); err != nil {
+	for range 300 { // Nobody listens there: they stay; what is reserved has a descriptor of its own
+		slot, err := s.Reserve(clienttest.Context(t), netip.MustParseAddrPort("127.0.99.99:7"), 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := slot.Commit(1); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -215,13 +215,28 @@ func (r *rings) postRunLocked(ds []Datagram, tag uint64, wait bool) (int, error)
 			return fit, nil
 		}
 	}
-	for {
-		kind, body, block := shm.KindEach, sum, l.send.Block(sum)
-		if same < n {
-			kind, body = shm.KindTable, sum+4*n
-			block = body // nothing is appended to it
+	// A long run of one length is worth a train without a table.
+	if same < fewEqual && l.send.Mix(f, each, tag) {
+		for i := 0; i < n && l.send.Add(ds[i].Payload); i++ {
 		}
-		sl, err := r.grabLocked(l, f, block, body)
+		if fit := l.send.Added(); fit > 0 {
+			r.postedLocked(tag, fit)
+			return fit, nil
+		}
+	}
+	for {
+		kind, least := shm.KindEach, shm.Want{Body: sum}
+		want := l.send.Plan(least)
+		switch {
+		case same == n:
+		case l.send.TakesMixed():
+			kind, least.Table = shm.KindMixed, shm.LengthBytes*n
+			want = l.send.Plan(least)
+		default:
+			kind, least.Body = shm.KindTable, sum+4*n
+			want = least // nothing is appended to it
+		}
+		sl, err := r.grabLocked(l, f, want, least)
 		if err == shm.ErrArena && n > 1 { // a shorter one may find room
 			n = (n + 1) / 2
 			same, sum = min(same, n), 0
@@ -233,8 +248,13 @@ func (r *rings) postRunLocked(ds []Datagram, tag uint64, wait bool) (int, error)
 		if err != nil {
 			return 0, err
 		}
-		fillTrain(sl.Body[:body], ds[:n], kind)
-		l.send.Post(&sl, kind, body, n, sum, tag, r.cfg.outcomes)
+		if kind == shm.KindMixed {
+			for i := range ds[:n] {
+				sl.SetLength(i, len(ds[i].Payload))
+			}
+		}
+		fillTrain(sl.Body[:least.Body], ds[:n], kind)
+		l.send.Post(&sl, kind, least.Body, n, sum, tag, r.cfg.outcomes)
 		r.postedLocked(tag, n)
 		return n, nil
 	}

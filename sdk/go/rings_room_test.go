@@ -40,7 +40,7 @@ func TestGrabsWhatThereIs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		sl, err := r.grabLocked(r.tx, f, c.n, c.least)
+		sl, err := r.grabLocked(r.tx, f, shm.Want{Body: c.n}, shm.Want{Body: c.least})
 		if c.got == 0 && err != shm.ErrArena || c.got > 0 && (err != nil || len(sl.Body) != c.got) {
 			t.Errorf("beside %d bytes, %d and at least %d: %d, %v; want %d", c.used, c.n, c.least, len(sl.Body), err, c.got)
 		}

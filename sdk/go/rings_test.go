@@ -74,7 +74,7 @@ func TestRingsBindAsksForWhatItWas(t *testing.T) {
 	wantErr(t, err, rdserr.ErrAddrInUse)
 }
 
-// Runs to one destination are one descriptor each, whatever their lengths.
+// Runs to one destination are one descriptor each, whatever their lengths, or part of the one before.
 func TestRingsTrains(t *testing.T) {
 	d := newRingDaemon(t)
 	a, b := d.bindRing(localAddr), d.bindRing(peerAddr)
@@ -123,8 +123,8 @@ func TestRingsTrains(t *testing.T) {
 				}
 			}
 			r.txMu.Lock()
-			if n := r.tx.region.SendTail().Load() - before; int(n) != c.trains {
-				t.Errorf("%d descriptors, want %d", n, c.trains)
+			if n := r.tx.region.SendTail().Load() - before; int(n) > c.trains {
+				t.Errorf("%d descriptors, want at most %d", n, c.trains)
 			}
 			r.txMu.Unlock()
 			var got []Datagram

@@ -80,7 +80,8 @@ func (r *rings) postLocked(dst netip.AddrPort, p []byte, wait bool) (tag uint64,
 		}
 	}
 	if !l.send.Append(f, p, tag) {
-		sl, err := r.grabLocked(l, f, l.send.Block(len(p)), len(p))
+		least := shm.Want{Body: len(p)}
+		sl, err := r.grabLocked(l, f, l.send.Plan(least), least)
 		if err != nil {
 			return 0, err
 		}
@@ -143,17 +144,17 @@ func (r *rings) flowLocked(l *ringLink, dst netip.AddrPort, n int) (*shm.Flow, e
 	return f, nil
 }
 
-// grabLocked takes a slot, after the events if it must. Where there is none for a
-// body of n bytes, less than that, but at least least, will do.
-func (r *rings) grabLocked(l *ringLink, f *shm.Flow, n, least int) (shm.Slot, error) {
-	sl, err := l.send.Grab(f, n)
+// grabLocked takes a slot, after the events if it must. Where there is none as
+// large as want, less than that, but at least least, will do.
+func (r *rings) grabLocked(l *ringLink, f *shm.Flow, want, least shm.Want) (shm.Slot, error) {
+	sl, err := l.send.GrabFor(f, want)
 	if err != nil {
 		r.takeEventsLocked(l)
-		sl, err = l.send.Grab(f, n)
+		sl, err = l.send.GrabFor(f, want)
 	}
-	for err == shm.ErrArena && n > least {
-		n = max(least, n/2)
-		sl, err = l.send.Grab(f, n)
+	for err == shm.ErrArena && want != least {
+		want = shm.Want{Body: max(least.Body, want.Body/2), Table: max(least.Table, want.Table/2)}
+		sl, err = l.send.GrabFor(f, want)
 	}
 	return sl, err
 }
@@ -321,7 +322,8 @@ func (r *rings) reserve(ctx context.Context, dst netip.AddrPort, n int) (*Slot, 
 		f, err := r.flowLocked(l, dst, n)
 		if err == nil {
 			var sl shm.Slot
-			if sl, err = r.grabLocked(l, f, n, n); err == nil {
+			size := shm.Want{Body: n}
+			if sl, err = r.grabLocked(l, f, size, size); err == nil {
 				// Counted as sent from now on, so that reserved room is within the send buffer.
 				l.send.Count(&sl, n)
 				// The slot is in the mapping, which has to stay until Commit or Abort.
