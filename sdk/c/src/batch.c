@@ -57,21 +57,43 @@ static size_t mixed(const rdsd_socket *s, const rdsd_dgram *d, size_t n, uint32_
 	return k;
 }
 
-/* post_table posts n datagrams of different lengths as one descriptor, all or none. */
-static uint32_t post_table(struct rdsdi_op *op, struct rdsdi_flow *f, rdsd_dgram *dgrams, uint32_t n, uint32_t body)
+/* fill_table copies n datagrams behind each other, and their lengths into the table in front of them. */
+static void fill_table(struct rdsdi_tx *tx, const rdsd_dgram *dgrams, uint32_t n, const struct rdsdi_desc *d)
+{
+	uint8_t *to = rdsdi_slot_at(tx, d->slot) + d->room;
+	uint8_t *table = d->mixed ? to : to + TABLE_ENTRY * n;
+
+	if (!d->mixed)
+		to = table;
+	for (uint32_t i = 0; i < n; i++) {
+		rdsdi_put_length(table, d->mixed ? i : n - 1 - i, (uint32_t)dgrams[i].len);
+		to = rdsdi_send_copy(to, dgrams[i].data, dgrams[i].len);
+	}
+}
+
+/* post_table posts n datagrams of different lengths as one descriptor, all or none; body is the bytes of them and their table. */
+static uint32_t post_table(struct rdsdi_op *op, struct rdsdi_flow *f, rdsd_dgram *dgrams, uint32_t n, uint32_t body, uint64_t *tag)
 {
 	rdsd_socket *s = op->s;
 	struct rdsdi_tx *tx = &s->tx;
-	uint64_t size, slot;
+	bool mixed = tx->reg->takes & TAKES_MIXED;
+	uint32_t payload = body - TABLE_ENTRY * n, least = (TABLE_ENTRY * n + 63) / 64 * 64, room = 0, tags = n, cookie;
+	uint64_t size, slot, want = body, need = body;
 	struct rdsdi_desc *d;
-	uint8_t *table, *to;
-	uint32_t cookie;
 
 	if (!rdsdi_ring_room(s)) {
 		rdsdi_send_blocked(op, -EAGAIN, WAITS_SEND_ROOM);
 		return 0;
 	}
-	slot = rdsdi_room_for(s, body, body, &size);
+	if (mixed) {
+		want = payload > f->hint ? payload : f->hint;
+		room = rdsdi_table_for(tx, f, want);
+		if (room < least)
+			room = least;
+		want += room;
+		need = (uint64_t)least + payload;
+	}
+	slot = rdsdi_room_for(s, want, need, &size);
 	d = slot == ARENA_NONE ? NULL : rdsdi_desc_new(tx, &cookie);
 	if (!d) {
 		if (slot != ARENA_NONE)
@@ -80,30 +102,33 @@ static uint32_t post_table(struct rdsdi_op *op, struct rdsdi_flow *f, rdsd_dgram
 		return 0;
 	}
 	rdsdi_flow_close(tx, f);
-	table = rdsdi_slot_at(tx, slot);
-	to = table + 4 * n;
-	for (uint32_t i = 0; i < n; i++, table += 4) {
-		uint32_t len = (uint32_t)dgrams[i].len;
-
-		table[0] = (uint8_t)(len >> 24);
-		table[1] = (uint8_t)(len >> 16);
-		table[2] = (uint8_t)(len >> 8);
-		table[3] = (uint8_t)len;
-		to = rdsdi_send_copy(to, dgrams[i].data, len);
-		dgrams[i].tag = tx->next_tag + i;
-		dgrams[i].error = 0;
+	if (mixed) {
+		if (size < want)
+			room = least;
+		if (room / TABLE_ENTRY > n)
+			tags = room / TABLE_ENTRY < TRAIN_DATAGRAMS ? room / TABLE_ENTRY : TRAIN_DATAGRAMS;
 	}
-	d->tag = tx->next_tag;
-	tx->next_tag += n;
+	d->tag = *tag = tx->next_tag;
+	tx->next_tag += tags; /* those it does not come to have are left out */
 	d->slot = slot;
 	d->size = size;
-	d->table = true;
+	d->room = room;
+	d->table = !mixed;
+	d->mixed = mixed;
 	d->n = d->left = n;
-	d->body = body;
-	d->undecided = body - 4 * n;
+	d->body = mixed ? payload : body;
+	d->undecided = payload;
 	d->flow = (uint32_t)(f - tx->flows);
 	f->refs++;
-	rdsdi_ring_put(tx, WORD_MAKE(body, n, KIND_TABLE), d->tag, slot, f, cookie, rdsdi_soon(s));
+	fill_table(tx, dgrams, n, d);
+	if (mixed) {
+		f->open = cookie;
+		f->open_max = tags;
+		f->open_entry = tx->tail;
+		f->open_word = WORD_MAKE(payload, n, KIND_MIXED);
+		tx->opens++;
+	}
+	rdsdi_ring_put(tx, mixed ? f->open_word : WORD_MAKE(body, n, KIND_TABLE), d->tag, slot + room, f, cookie, rdsdi_soon(s));
 	tx->used += d->undecided;
 	tx->undecided += n;
 	return n;
@@ -133,8 +158,15 @@ static size_t post_stretch(struct batch *b, struct rdsdi_flow *f, size_t i, bool
 	}
 	if (same < 64 && i + same < b->n && !stretch_ends(d, d + same)) {
 		k = rdsdi_allowed(op->s, 0, 1) ? mixed(op->s, d, b->n - i, &body) : 0;
-		if (k > same)
-			return post_table(op, f, d, (uint32_t)k, body);
+		if (k > same) {
+			struct rdsdi_source src = {.dgrams = d, .mixed = true};
+			uint32_t done = rdsdi_grow_mixed(op->s, f, &src, 0, (uint32_t)k, &tag);
+
+			if (!done)
+				done = post_table(op, f, d, (uint32_t)k, body, &tag);
+			accepted(d, done, tag);
+			return done;
+		}
 	}
 	k = rdsdi_post_same(op, f, &(struct rdsdi_source){.dgrams = d, .len = d->len}, 0, same, &tag, false);
 	accepted(d, k, tag);

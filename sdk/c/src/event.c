@@ -71,11 +71,14 @@ static uint64_t body_bytes(const struct rdsdi_tx *tx, const struct rdsdi_desc *d
 	const uint8_t *table = tx->reg->base + tx->reg->send_arena + d->slot;
 	uint64_t sum = 0;
 
-	if (!d->table)
+	if (!d->table && !d->mixed)
 		return (uint64_t)d->len * count;
-	for (uint32_t i = at; i < at + count; i++)
-		sum += (uint32_t)table[4 * i] << 24 | (uint32_t)table[4 * i + 1] << 16 | (uint32_t)table[4 * i + 2] << 8 |
-		       table[4 * i + 3];
+	for (uint32_t i = at; i < at + count; i++) {
+		/* Of mixed ones the first stands last. */
+		const uint8_t *e = table + (d->mixed ? d->room - TABLE_ENTRY * (i + 1) : TABLE_ENTRY * i);
+
+		sum += (uint32_t)e[0] << 24 | (uint32_t)e[1] << 16 | (uint32_t)e[2] << 8 | e[3];
+	}
 	return sum < d->undecided ? sum : d->undecided;
 }
 
@@ -85,6 +88,7 @@ static void finish_desc(struct rdsdi_tx *tx, struct rdsdi_desc *d, uint32_t cook
 	struct rdsdi_flow *f = &tx->flows[d->flow];
 
 	if (f->open == cookie) {
+		rdsdi_mixed_learn(f, d);
 		f->open = 0;
 		tx->opens--;
 	}

@@ -232,8 +232,11 @@ void rdsdi_flow_close(struct rdsdi_tx *tx, struct rdsdi_flow *f)
 	d = rdsdi_desc_of(tx, f->open);
 	f->open = 0;
 	tx->opens--;
-	if (d && d->size)
-		d->size = rdsdi_arena_shrink(&tx->arena, d->slot, d->size, d->body);
+	if (!d)
+		return;
+	rdsdi_mixed_learn(f, d);
+	if (d->size)
+		d->size = rdsdi_arena_shrink(&tx->arena, d->slot, d->size, d->room + d->body);
 }
 
 void rdsdi_flow_close_all(struct rdsdi_tx *tx)

@@ -108,6 +108,7 @@ struct rdsdi_region {
 	uint32_t flows, send_n, event_n, recv_n, release_n;
 	uint64_t flow_table, flow_states, send_ring, event_ring, recv_ring, release_ring;
 	uint64_t send_arena, send_arena_bytes, recv_arena, recv_arena_bytes;
+	uint32_t takes; /* TAKES_... */
 	uint64_t daemon_part; /* from here on it can only be read */
 
 	struct rdsdi_region *next; /* what rx reads afterwards; guarded by rx.mu */
@@ -234,10 +235,12 @@ struct rdsdi_flow {
 	/* The descriptor that may still grow, the flow's last. */
 	uint32_t open;       /* cookie, 0: none */
 	uint32_t open_len;   /* bytes of each datagram */
-	uint32_t open_max;   /* datagrams */
+	uint32_t open_max;   /* datagrams, for which there are tags */
 	uint64_t open_entry; /* count in the send ring */
 	uint64_t open_word;
 	uint32_t hint;       /* bytes a new one is planned for */
+	uint32_t tables;     /* new ones that still get room for a table (mixed.c) */
+	uint32_t usual_bytes, usual_n; /* of descriptors lately, the last one most */
 };
 
 /* A posted send descriptor until its last event. */
@@ -245,14 +248,15 @@ struct rdsdi_desc {
 	uint64_t tag, slot;
 	uint64_t size;      /* of the slot; 0: none */
 	uint64_t undecided; /* payload bytes */
-	uint32_t body;      /* bytes, of a table and its payloads */
+	uint32_t room;      /* bytes of the slot before the payloads, for the lengths of mixed ones */
+	uint32_t body;      /* bytes, of a table and its payloads; without those in room */
 	uint32_t len;       /* of each datagram; with a table 0 */
 	uint32_t n, left;   /* datagrams, and those without outcome */
 	uint32_t front;     /* so many are decided from the first on */
 	uint64_t *map;      /* a bit for each that was decided out of order; NULL: none was */
 	uint32_t flow;
 	uint16_t turn;      /* changes with each use: the upper half of the cookie */
-	bool used, table;
+	bool used, table, mixed;
 	uint32_t next;      /* free ones, index+1 */
 };
 
@@ -509,6 +513,9 @@ uint32_t rdsdi_flow_state(const struct rdsdi_tx *tx, const struct rdsdi_flow *f,
 /* Nothing is added to the flow's last descriptor any more; what it does not fill of its slot is free. */
 void rdsdi_flow_close(struct rdsdi_tx *tx, struct rdsdi_flow *f);
 void rdsdi_flow_close_all(struct rdsdi_tx *tx);
+
+/* The flow's last descriptor does not grow any more: what was seen of its lengths (mixed.c). */
+void rdsdi_mixed_learn(struct rdsdi_flow *f, const struct rdsdi_desc *d);
 
 /* A call was refused because the flow is congested: watchers are to hear when it is clear. */
 void rdsdi_flow_refused(struct rdsdi_tx *tx, struct rdsdi_flow *f);

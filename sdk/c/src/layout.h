@@ -34,6 +34,7 @@ enum {
 	HDR_EVENT_ENTRIES = 104,
 	HDR_RECV_ENTRIES = 108,
 	HDR_RELEASE_ENTRIES = 112,
+	HDR_TAKES = 116,
 	HDR_FLOW_TABLE = 120,
 	HDR_FLOW_STATES = 128,
 	HDR_SEND_RING = 136,
@@ -84,7 +85,9 @@ enum {
 #define WORD_COUNT(w) ((uint32_t)((w) >> 24 & 0xffff))
 #define WORD_KIND(w) ((uint32_t)((w) >> 40 & 0xf))
 
-enum { KIND_SAME = 1, KIND_TABLE = 2, KIND_OPEN = 3 };
+enum { KIND_SAME = 1, KIND_TABLE = 2, KIND_OPEN = 3, KIND_MIXED = 4 };
+#define TAKES_MIXED 1u /* in HDR_TAKES: descriptors of KIND_MIXED */
+#define TABLE_ENTRY 4u /* bytes of one length */
 
 #define TRAIN_DATAGRAMS 4096u
 #define TRAIN_BYTES 65536u

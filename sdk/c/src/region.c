@@ -92,6 +92,7 @@ static const char *check(struct rdsdi_region *r)
 	r->event_n = get32(h, HDR_EVENT_ENTRIES);
 	r->recv_n = get32(h, HDR_RECV_ENTRIES);
 	r->release_n = get32(h, HDR_RELEASE_ENTRIES);
+	r->takes = get32(h, HDR_TAKES);
 	r->flow_table = get64(h, HDR_FLOW_TABLE);
 	r->flow_states = get64(h, HDR_FLOW_STATES);
 	r->send_ring = get64(h, HDR_SEND_RING);

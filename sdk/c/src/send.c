@@ -6,7 +6,8 @@
  * appended to the last descriptor of their flow while the daemon has not
  * claimed it. Such a descriptor takes a larger slot and a block of tags ahead;
  * how large is learnt: fourfold when one was full before it was claimed, half
- * when it was claimed nearly empty. What it does not use of its slot is given
+ * when it was claimed nearly empty. Where lengths differ it has room for a table
+ * in front (mixed.c). What it does not use of its slot is given
  * back when the next one of the flow is posted, or when memory is short.
  */
 #define _GNU_SOURCE
@@ -131,6 +132,20 @@ static uint32_t lesser(uint32_t a, uint32_t b)
 	return a < b ? a : b;
 }
 
+void rdsdi_send_claimed(struct rdsdi_tx *tx, struct rdsdi_flow *f)
+{
+	const struct rdsdi_desc *d = rdsdi_desc_of(tx, f->open);
+
+	if (d->body < d->size / 4)
+		f->hint = (uint32_t)d->size / 2;
+	rdsdi_flow_close(tx, f);
+}
+
+void rdsdi_send_wider(struct rdsdi_flow *f, const struct rdsdi_desc *d)
+{
+	f->hint = lesser((uint32_t)(d->size < 256 ? 1024 : 4 * d->size), TRAIN_BYTES);
+}
+
 /* grow appends up to n datagrams to the flow's last descriptor and returns how many; *tag is the first one's. */
 static uint32_t grow(rdsd_socket *s, struct rdsdi_flow *f, const struct rdsdi_source *src, size_t from, uint32_t n, uint64_t *tag)
 {
@@ -139,24 +154,26 @@ static uint32_t grow(rdsd_socket *s, struct rdsdi_flow *f, const struct rdsdi_so
 	struct rdsdi_desc *d;
 	uint64_t word;
 
-	if (!f->open || f->open_len != len || tx->tail - f->open_entry > tx->reg->send_n)
+	if (!f->open || tx->tail - f->open_entry > tx->reg->send_n)
 		return 0;
 	d = rdsdi_desc_of(tx, f->open);
+	if (f->open_len != len || d->mixed)
+		return rdsdi_grow_mixed(s, f, src, from, n, tag);
 	room = f->open_max - d->n;
+	if (len)
+		room = lesser(room, (uint32_t)((d->size - d->room < TRAIN_BYTES ? d->size - d->room : TRAIN_BYTES) - d->body) / len);
 	if (!room) {
 		/* Full before it was claimed: there is a use for more room. */
 		if (!(load_relaxed(rdsdi_ring_word(tx, f->open_entry)) & WORD_CLAIMED) && d->size < TRAIN_BYTES && len <= TRAIN_BYTES / 2)
-			f->hint = lesser((uint32_t)(d->size < 256 ? 1024 : 4 * d->size), TRAIN_BYTES);
+			rdsdi_send_wider(f, d);
 		return 0;
 	}
 	n = lesser(n, room);
 	bytes = d->body + n * len;
-	rdsdi_copy_same(rdsdi_slot_at(tx, d->slot) + d->body, src, from, n);
+	rdsdi_copy_same(rdsdi_slot_at(tx, d->slot) + d->room + d->body, src, from, n);
 	word = WORD_MAKE(bytes, d->n + n, KIND_SAME);
 	if (!atomic_compare_exchange_strong(rdsdi_ring_word(tx, f->open_entry), &f->open_word, word)) {
-		if (d->body < d->size / 4)
-			f->hint = (uint32_t)d->size / 2;
-		rdsdi_flow_close(tx, f);
+		rdsdi_send_claimed(tx, f);
 		return 0;
 	}
 	*tag = d->tag + d->n;
@@ -210,8 +227,8 @@ static uint32_t post_new(struct rdsdi_op *op, struct rdsdi_flow *f, const struct
 {
 	rdsd_socket *s = op->s;
 	struct rdsdi_tx *tx = &s->tx;
-	uint32_t len = (uint32_t)src->len, max = TRAIN_DATAGRAMS, cookie;
-	uint64_t slot = 0, size = 0, want, word;
+	uint32_t len = (uint32_t)src->len, max = TRAIN_DATAGRAMS, room = 0, cookie;
+	uint64_t slot = 0, size = 0, want, need, word;
 	struct rdsdi_desc *d;
 
 	if (!rdsdi_ring_room(s)) {
@@ -222,10 +239,19 @@ static uint32_t post_new(struct rdsdi_op *op, struct rdsdi_flow *f, const struct
 		max = len > TRAIN_BYTES ? 1 : lesser(TRAIN_BYTES / len, TRAIN_DATAGRAMS);
 	n = lesser(n, max);
 	while (len) {
-		want = (uint64_t)n * len;
-		slot = rdsdi_room_for(s, want < f->hint && max > 1 && !tag_given ? f->hint : want, want, &size);
-		if (slot != ARENA_NONE)
+		want = need = (uint64_t)n * len;
+		room = 0;
+		if (max > 1 && !tag_given) {
+			if (want < f->hint)
+				want = f->hint;
+			room = rdsdi_table_for(tx, f, want);
+		}
+		slot = rdsdi_room_for(s, room + want, need, &size);
+		if (slot != ARENA_NONE) {
+			if (size < room + need)
+				room = 0;
 			break;
+		}
 		if (n == 1) {
 			rdsdi_send_blocked(op, -EAGAIN, WAITS_EVENT);
 			return 0;
@@ -239,10 +265,12 @@ static uint32_t post_new(struct rdsdi_op *op, struct rdsdi_flow *f, const struct
 		rdsdi_send_blocked(op, -EAGAIN, WAITS_EVENT);
 		return 0;
 	}
-	rdsdi_copy_same(rdsdi_slot_at(tx, slot), src, from, n);
+	rdsdi_copy_same(rdsdi_slot_at(tx, slot) + room, src, from, n);
 	rdsdi_flow_close(tx, f);
-	if (len && size / len < max)
-		max = (uint32_t)(size / len);
+	if (len && (size - room) / len < max)
+		max = (uint32_t)((size - room) / len);
+	if (max < room / TABLE_ENTRY)
+		max = lesser(room / TABLE_ENTRY, TRAIN_DATAGRAMS);
 	if (tag_given)
 		max = n;
 	else {
@@ -252,6 +280,7 @@ static uint32_t post_new(struct rdsdi_op *op, struct rdsdi_flow *f, const struct
 	d->tag = *tag;
 	d->slot = slot;
 	d->size = size;
+	d->room = room;
 	d->len = len;
 	d->n = d->left = n;
 	d->body = n * len;
@@ -259,7 +288,7 @@ static uint32_t post_new(struct rdsdi_op *op, struct rdsdi_flow *f, const struct
 	d->flow = (uint32_t)(f - tx->flows);
 	f->refs++;
 	word = WORD_MAKE(d->body, n, KIND_SAME);
-	rdsdi_ring_put(tx, word, *tag, slot, f, cookie, rdsdi_soon(s));
+	rdsdi_ring_put(tx, word, *tag, slot + room, f, cookie, rdsdi_soon(s));
 	tx->used += d->body;
 	tx->undecided += n;
 	if (!tag_given) {

@@ -9,6 +9,7 @@ struct rdsdi_source {
 	const rdsd_dgram *dgrams;
 	const uint8_t *data;
 	size_t len; /* of each, when they have one length */
+	bool mixed; /* dgrams of any length */
 };
 
 /* Says why a step is blocked and what it waits for (WAITS bits); returns BLOCKED. */
@@ -49,6 +50,22 @@ uint32_t rdsdi_post_same(struct rdsdi_op *op, struct rdsdi_flow *f, const struct
  */
 uint32_t rdsdi_pair_put(struct rdsdi_op *op, struct rdsdi_flow *f, const struct rdsdi_source *src, size_t from, size_t n,
 			uint64_t *tag, bool tag_given, bool *again);
+
+/* mixed.c: how many bytes of a table to keep before payloads of so many bytes, a multiple of 64 or 0. */
+uint32_t rdsdi_table_for(const struct rdsdi_tx *tx, const struct rdsdi_flow *f, uint64_t bytes);
+
+/* Stores the length of datagram i into a table that ends at end. */
+void rdsdi_put_length(uint8_t *end, uint32_t i, uint32_t len);
+
+/* Appends up to n datagrams of any length to the flow's last descriptor: how many. */
+uint32_t rdsdi_grow_mixed(rdsd_socket *s, struct rdsdi_flow *f, const struct rdsdi_source *src, size_t from, uint32_t n,
+			  uint64_t *tag);
+
+/* The daemon has claimed the flow's last descriptor meanwhile: smaller ones will do. */
+void rdsdi_send_claimed(struct rdsdi_tx *tx, struct rdsdi_flow *f);
+
+/* It was full before the daemon came: there is a use for larger ones. */
+void rdsdi_send_wider(struct rdsdi_flow *f, const struct rdsdi_desc *d);
 
 /* Copies n datagrams of one length, from the from-th on. */
 void rdsdi_copy_same(uint8_t *to, const struct rdsdi_source *src, size_t from, size_t n);

@@ -196,6 +196,7 @@ static void make_region(struct fake *f, struct fake_socket *s, uint64_t sndbuf, 
 	put32(h + HDR_EVENT_ENTRIES, r->event_n);
 	put32(h + HDR_RECV_ENTRIES, r->recv_n);
 	put32(h + HDR_RELEASE_ENTRIES, r->release_n);
+	put32(h + HDR_TAKES, f->no_mixed ? 0 : TAKES_MIXED);
 	put64(h + HDR_FLOW_TABLE, r->flow_table);
 	put64(h + HDR_FLOW_STATES, r->flow_states);
 	put64(h + HDR_SEND_RING, r->send_ring);
@@ -362,9 +363,25 @@ static bool take_one(struct fake *f, struct fake_socket *s)
 	CHECK(p->count >= 1 && p->count <= TRAIN_DATAGRAMS);
 	CHECK(p->count == 1 || p->bytes <= TRAIN_BYTES);
 	CHECK(p->slot % 64 == 0 && p->slot + p->bytes <= r->send_arena_bytes);
-	CHECK(p->kind == KIND_TABLE ? p->bytes >= 4 * p->count : p->kind == KIND_SAME && p->bytes % p->count == 0);
-	p->body = malloc(p->bytes + 1);
-	memcpy(p->body, r->base + r->send_arena + p->slot, p->bytes);
+	CHECK(p->kind != KIND_MIXED || !f->no_mixed);
+	CHECK(p->kind == KIND_TABLE ? p->bytes >= 4 * p->count :
+				      p->kind == KIND_MIXED || (p->kind == KIND_SAME && p->bytes % p->count == 0));
+	if (p->kind == KIND_MIXED) { /* from here on as one with a table, which stands in order */
+		uint32_t table = TABLE_ENTRY * p->count;
+		const uint8_t *payloads = r->base + r->send_arena + p->slot;
+
+		CHECK(table <= p->slot && table + p->bytes <= TRAIN_BYTES);
+		s->mixed++;
+		p->body = malloc(table + p->bytes + 1);
+		for (uint32_t i = 0; i < p->count; i++)
+			memcpy(p->body + TABLE_ENTRY * i, payloads - TABLE_ENTRY * (i + 1), TABLE_ENTRY);
+		memcpy(p->body + table, payloads, p->bytes);
+		p->kind = KIND_TABLE;
+		p->bytes += table;
+	} else {
+		p->body = malloc(p->bytes + 1);
+		memcpy(p->body, r->base + r->send_arena + p->slot, p->bytes);
+	}
 	s->taken++;
 	s->out_now++;
 	s->datagrams_now += p->count;

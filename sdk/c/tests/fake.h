@@ -53,6 +53,7 @@ struct fake_socket {
 	bool flushing;
 	struct fake_post *posts, **posts_end;
 	uint64_t taken, datagrams;         /* descriptors and datagrams taken */
+	uint64_t mixed;                    /* of the descriptors */
 	uint64_t out_now, datagrams_now;   /* of these, unfinished */
 };
 
@@ -72,6 +73,7 @@ struct fake {
 	_Atomic bool mute;          /* accepts connections and says nothing */
 	_Atomic int refuse;         /* errno that Bind is answered with */
 	_Atomic bool no_rings;      /* Bound without rings */
+	_Atomic bool no_mixed;      /* knows no mixed trains, as older daemons */
 	void (*_Atomic spoil)(struct fake_socket *s); /* changes a region before it is handed out */
 	_Atomic unsigned missed;    /* work that nobody rang for */
 	struct fake_socket sockets[FAKE_SOCKETS];

@@ -319,6 +319,74 @@ static void trains(void)
 	end();
 }
 
+/* mixed_with sends datagrams of changing lengths, one by one and in batches, to two destinations in turn: they are few descriptors if the daemon takes such. */
+static void mixed_with(bool takes, bool split)
+{
+	static const struct fake_sizes sizes = {.sends = 2048};
+	static const char text[] = "The quick brown fox jumps over the lazy dog";
+	uint64_t taken, mixed, decided = 0;
+	rdsd_addr to[2] = {at(2), at(3)};
+	rdsd_socket *a, *r[2];
+	rdsd_dgram d[60];
+	size_t len = 0;
+	int err;
+
+	begin_with(&sizes);
+	f->no_mixed = !takes;
+	f->split = split;
+	a = bound_with(1, (rdsd_bind_options){.flags = RDSD_OUTCOMES});
+	r[0] = bound(2);
+	r[1] = bound(3);
+	for (int i = 0; i < 2; i++) {
+		send_text(a, (uint16_t)(2 + i), "open");
+		expect_text(r[i], 1, "open");
+	}
+	CHECK_IS(rdsd_flush(a, RDSD_SEC(5)), 0);
+	fake_lock(f);
+	fake_at(f, 1)->taken = fake_at(f, 1)->mixed = 0;
+	fake_unlock(f);
+	hold(true, false);
+	for (unsigned i = 0; i < 600; i++)
+		CHECK_IS(rdsd_try_send(a, &to[i & 1], text, i * 7 % sizeof text, NULL), 0);
+	for (unsigned k = 0; k < 10; k++) {
+		for (unsigned i = 0; i < 60; i++)
+			d[i] = (rdsd_dgram){.data = text, .len = (k + i * 5) % sizeof text, .to = to[k & 1]};
+		CHECK_IS(rdsd_send_batch(a, d, 60, &err, RDSD_NOWAIT), 60);
+		for (unsigned i = 1; i < 60; i++)
+			CHECK(d[i].tag > d[i - 1].tag);
+	}
+	hold(false, false);
+	for (unsigned i = 0; i < 1200; i++) {
+		unsigned k = (i - 600) / 60;
+		rdsd_socket *s = r[(i < 600 ? i : k) & 1];
+		char buf[sizeof text] = "";
+
+		len = (i < 600 ? i * 7 : k + (i - 600) % 60 * 5) % sizeof text;
+		CHECK_IS(rdsd_recv(s, buf, sizeof buf, NULL, RDSD_SEC(5)), len);
+		CHECK(!memcmp(buf, text, len));
+	}
+	for (rdsd_outcome o; decided < 1202; decided += o.count) {
+		CHECK_IS(rdsd_outcomes(a, &o, 1, RDSD_SEC(5)), 1);
+		CHECK_IS(o.kind, RDSD_DELIVERED);
+	}
+	CHECK_IS(rdsd_flush(a, RDSD_SEC(5)), 0);
+	CHECK_IS(decided, 1202);
+	CHECK(!a->tx.used && !a->tx.undecided && !a->tx.opens && !a->tx.arena.used);
+	fake_lock(f);
+	taken = fake_at(f, 1)->taken;
+	mixed = fake_at(f, 1)->mixed;
+	fake_unlock(f);
+	CHECK(takes ? mixed > 0 && taken <= 30 : !mixed && taken > 600);
+	end();
+}
+
+static void mixed_trains(void)
+{
+	mixed_with(true, false);
+	mixed_with(true, true);
+	mixed_with(false, false);
+}
+
 /* A flow whose train was claimed nearly empty does not keep the memory planned for it. */
 static void slack_is_given_back(void)
 {
@@ -1727,6 +1795,7 @@ int main(int argc, char **argv)
 		{"order", order},
 		{"send buffer", send_buffer},
 		{"trains", trains},
+		{"mixed_trains", mixed_trains},
 		{"slack is given back", slack_is_given_back},
 		{"batches", batches},
 		{"batch and congestion", batch_and_congestion},

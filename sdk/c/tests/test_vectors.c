@@ -122,6 +122,7 @@ static void header(void)
 	CHECK_IS(r->event_n, number("events"));
 	CHECK_IS(r->recv_n, number("receives"));
 	CHECK_IS(r->release_n, number("releases"));
+	CHECK_IS(r->takes, number("takes"));
 	CHECK_IS(r->flow_table, number("flow_off"));
 	CHECK_IS(r->flow_states, number("flow_state_off"));
 	CHECK_IS(r->send_ring, number("send_off"));
