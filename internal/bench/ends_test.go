@@ -211,7 +211,7 @@ func (s *ends) run() error {
 		if now := s.now(); now-ticked >= 2*time.Millisecond {
 			ticked = now
 			for _, n := range s.list {
-				if at, ok := n.e.Next(); ok && at <= now {
+				if at, _ := n.e.End(); at <= now {
 					n.e.Tick(n.e.Begin(now))
 					s.carryOut(n)
 				}
