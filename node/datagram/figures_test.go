@@ -82,3 +82,26 @@ func TestTop(t *testing.T) {
 		t.Error("what is no heavier than the lightest makes no room for itself")
 	}
 }
+
+// TestIdleSocketsAreNoNews: a socket with nothing in its queues is counted, and not listed.
+func TestIdleSocketsAreNoNews(t *testing.T) {
+	s := newSeam(t, nil)
+	e, now := s.h.Lock()
+	var list []*rds.Socket
+	for range 3 {
+		k, err := e.Bind(0, rds.SocketOptions{UID: 7})
+		if err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, k)
+	}
+	if err := list[0].Send(now, list[1].Addr(), []byte("x"), 1, false); err != nil {
+		t.Fatal(err)
+	}
+	s.h.Unlock()
+	var f Figures
+	s.a.Figures(&f)
+	if f.Bound != 3 || f.Sums.RecvQueued != 1 || f.Sums.RecvDatagrams != 1 || len(f.Sockets) != 1 || f.Sockets[0].Addr != list[1].Addr() {
+		t.Errorf("%d are bound, sums %+v, listed %+v", f.Bound, f.Sums, f.Sockets)
+	}
+}
