@@ -235,13 +235,15 @@ func (w *World) frames(pieces [][]byte, f func(raw, payload []byte)) {
 			raw := p[:wire.HeaderLen]
 			k := int(wire.PayloadLen(raw))
 			p = p[wire.HeaderLen:]
-			if k > 0 && len(p) == 0 {
-				i++
-				f(raw, pieces[i])
-				break
+			if k <= len(p) {
+				f(raw, p[:k])
+				p = p[k:]
+				continue
 			}
-			f(raw, p[:k])
-			p = p[k:]
+			// What is referenced is a piece of its own, behind what was written in front of it.
+			i++
+			f(raw, append(p[:len(p):len(p)], pieces[i]...))
+			break
 		}
 	}
 }

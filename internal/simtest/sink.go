@@ -277,9 +277,14 @@ func (m *memory) post(dst netip.AddrPort, sizes []int) bool {
 		sizes[i] = r.size
 	}
 	t := wire.Train{Count: len(sizes), Table: !uniform || w.chance(8)}
+	// By the number of the post, so that other worlds stay what they were.
+	t.Reversed = t.Table && p.first%2 == 1
 	if t.Table {
-		for _, r := range p.recs {
-			p.body = binary.BigEndian.AppendUint32(p.body, uint32(r.size))
+		for i := range p.recs {
+			if t.Reversed {
+				i = len(p.recs) - 1 - i
+			}
+			p.body = binary.BigEndian.AppendUint32(p.body, uint32(p.recs[i].size))
 		}
 	}
 	at := len(p.body)
