@@ -167,7 +167,8 @@ func cuts(t *testing.T, x lane, w *traffic, one, both func()) {
 }
 
 // look writes down, where a lane has failed, what both ends know of it and what is on the wire, into the
-// host's out/look-LANE: what stands still can be asked only while it stands.
+// host's out/look-LANE: what stands still can be asked only while it stands. A queue pair of rxe
+// whose sq-psn is behind what it has sent (-vm.capture) has gone back and stopped.
 func (x lane) look(t *testing.T, d *judged, disk string) {
 	if !t.Failed() {
 		return
