@@ -248,7 +248,7 @@ func TestConnDeadline(t *testing.T) {
 // TestReceivingTakesNoMemory: the memory that a small message is received in is used again.
 func TestReceivingTakesNoMemory(t *testing.T) {
 	if raceDetector {
-		t.Skip("the race detector has pools drop what they are given")
+		t.Skip("elsewhere: the race detector has pools drop what they are given; the memory phase of the tests is without it")
 	}
 	c, k := pair(t)
 	m := []byte("message")

@@ -31,7 +31,6 @@ type Caster struct {
 	cm  *cm.Manager
 	mad [roce.MADLen]byte // the last that the connection manager said
 	up  map[*cm.Conn]chan bool
-	out []byte
 }
 
 // Cast opens the socket of an address.
