@@ -191,8 +191,8 @@ func (s *Server) admit(c *ServerCon, r *rtrswire.ConnReq, fences bool, local, re
 	// most half of the places, and of the connections, which count as soon as they are announced.
 	most, n := max(64, s.cfg.MaxSessions), int(r.Conns)
 	switch {
-	case others >= s.cfg.MaxPaths || from >= most/2 || unnamed >= most && !s.crowdOut(from):
-		return errnoTooMany, rdserr.With(ErrTooMany, "%d other paths, %d not of any session yet: too many", others, unnamed)
+	case others >= s.cfg.MaxPaths || from >= most/2:
+		return errnoTooMany, rdserr.With(ErrTooMany, "%d other paths, and %d from %v that are not of any session yet: too many", others, from, remote.Addr())
 	case conns+n > s.cfg.MaxConns || consFrom+n > (s.cfg.MaxConns+1)/2:
 		return errnoTooMany, rdserr.With(ErrTooMany, "a path of %d connections beside %d, of them %d from %v; %d are allowed, half of them from one address", n, conns, consFrom, remote.Addr(), s.cfg.MaxConns)
 	case r.Conn != 0:
@@ -204,6 +204,9 @@ func (s *Server) admit(c *ServerCon, r *rtrswire.ConnReq, fences bool, local, re
 	// the same addresses shares the fate of the first. An rdsd may have one for each transport.
 	case same && !fences:
 		return errnoExists, rdserr.With(ErrExists, "a second path of a session from %v to %v", remote.Addr(), local.Addr())
+	// Last: who is refused anyway costs nobody a place.
+	case unnamed >= most && !s.crowdOut(from):
+		return errnoTooMany, rdserr.With(ErrTooMany, "%d paths are not of any session yet: too many", unnamed)
 	}
 	for _, p := range s.paths {
 		if p.session == r.Session && p.uuid == r.Path && p.state < Closing {

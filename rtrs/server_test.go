@@ -123,6 +123,14 @@ func TestCrowdedOut(t *testing.T) {
 	first := f.s.Paths()
 	newcomer := someone{session: 100, path: 1, attempt: 1, addr: 3, name: "c"}
 	f.dial(newcomer, 0, 2) // the last place
+	// One that is refused anyway gets nobody out.
+	wrong := newcomer
+	wrong.session, wrong.late = 90, true
+	f.dial(wrong, 0, 2)
+	if len(f.rejected) != 1 || syscall.Errno(f.rejected[0]) != syscall.ENXIO || first[0].State() >= Closing {
+		t.Fatalf("of an unknown session: rejected with %v, the oldest path is %v", f.rejected, first[0].State())
+	}
+	f.rejected = nil
 	for i := range 4 {
 		newcomer.session++
 		f.dial(newcomer, 0, 2)
