@@ -88,7 +88,7 @@ func roceRequests(s *Stage) error {
 			continue
 		}
 		for range 1 + s.IntN(200) {
-			if _, err := c.Ask(s, oneOf(s, s.RDMA, s.RDMA, s.Port), s.qpn(), s.shown()); err != nil {
+			if _, _, err := c.Ask(s, oneOf(s, s.RDMA, s.RDMA, s.Port), s.qpn(), s.shown()); err != nil {
 				break
 			}
 			s.Hold(time.Millisecond)
@@ -115,7 +115,7 @@ func roceManagers(s *Stage) error {
 	c.Listen(s, func(*roce.Packet) {})
 	for n := 0; !s.Over(); n++ {
 		if n%16 == 0 {
-			go c.Dial(s, s.RDMA, s.qpn(), s.shown()) // ends with the stage
+			c.Ask(s, s.RDMA, s.qpn(), s.shown())
 			s.Pause(2 * time.Millisecond)
 		}
 		c.mu.Lock()
@@ -217,9 +217,8 @@ func roceRefusals(s *Stage) error {
 		return nil
 	}
 	up := make(chan *cm.Conn, 1)
-	var q *cm.Conn
 	how := oneOf(s, roce.NAKSequence, roce.RNR(time.Microsecond), roce.RNR(time.Hour), roce.NAKRemoteAccess)
-	q = s.roceUp(c, func(p *roce.Packet) {
+	q := s.roceUp(c, func(p *roce.Packet) {
 		select {
 		case q := <-up:
 			up <- q

@@ -1,6 +1,7 @@
 package adversary
 
 import (
+	"errors"
 	"fmt"
 	"math/rand"
 	"net"
@@ -27,10 +28,9 @@ type Caster struct {
 	flow  *roce.Flow
 	begun time.Time
 
-	mu  sync.Mutex // guards the fields below
-	cm  *cm.Manager
-	mad [roce.MADLen]byte // the last that the connection manager said
-	up  map[*cm.Conn]chan bool
+	mu sync.Mutex // guards the fields below
+	cm *cm.Manager
+	up map[*cm.Conn]chan bool
 }
 
 // Cast opens the socket of an address.
@@ -65,7 +65,7 @@ func (c *Caster) MAD(mad []byte) error {
 	return c.Packet(&roce.Packet{Op: roce.DatagramSendOnly, PKey: roce.DefaultPKey, Dest: 1, Source: 1, QKey: 0x80010000, Payload: mad})
 }
 
-// Listen takes in what comes, until the stage is over: messages of the connection manager, and
+// Listen takes in what comes, until the stage is over or the socket closed: messages of the connection manager, and
 // packets for got, which is called on a goroutine of its own.
 func (c *Caster) Listen(s *Stage, got func(p *roce.Packet)) {
 	s.Go(func() {
@@ -76,6 +76,9 @@ func (c *Caster) Listen(s *Stage, got func(p *roce.Packet)) {
 			c.mu.Lock()
 			c.cm.Tick(time.Since(c.begun))
 			c.mu.Unlock()
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
 			var p roce.Packet
 			if err != nil || p.Parse(b[:n]) != nil {
 				continue
@@ -91,17 +94,23 @@ func (c *Caster) Listen(s *Stage, got func(p *roce.Packet)) {
 	})
 }
 
-// Dial asks for a connection of queue pair qpn, showing private, and waits for the answer, at
-// most a moment.
-func (c *Caster) Dial(s *Stage, port uint16, qpn uint32, private []byte) (*cm.Conn, error) {
+// Ask asks for a connection of queue pair qpn, showing private. The answer comes where Listen
+// takes it in.
+func (c *Caster) Ask(s *Stage, port uint16, qpn uint32, private []byte) (con *cm.Conn, answer <-chan bool, err error) {
 	c.mu.Lock()
-	con, err := c.cm.Dial(time.Since(c.begun), c.From, netip.AddrPortFrom(c.To.Addr(), port),
+	defer c.mu.Unlock()
+	con, err = c.cm.Dial(time.Since(c.begun), c.From, netip.AddrPortFrom(c.To.Addr(), port),
 		cm.Param{QPN: qpn, RecvPSN: roce.PSN(s.Uint32() & 0xffffff), MTU: 1024, Retry: 7, RNRRetry: 7, Ack: 19, Private: private})
-	answer := make(chan bool, 1)
+	ch := make(chan bool, 1)
 	if err == nil {
-		c.up[con] = answer
+		c.up[con] = ch
 	}
-	c.mu.Unlock()
+	return con, ch, err
+}
+
+// Dial is Ask, and waits for the answer, at most a moment.
+func (c *Caster) Dial(s *Stage, port uint16, qpn uint32, private []byte) (*cm.Conn, error) {
+	con, answer, err := c.Ask(s, port, qpn, private)
 	if err != nil {
 		return nil, err
 	}
@@ -117,21 +126,11 @@ func (c *Caster) Dial(s *Stage, port uint16, qpn uint32, private []byte) (*cm.Co
 	return nil, fmt.Errorf("no answer: %w", errEnded)
 }
 
-// Ask makes a request to connect and returns it, without a thought for the answer.
-func (c *Caster) Ask(s *Stage, port uint16, qpn uint32, private []byte) (mad [cm.MADLen]byte, err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	_, err = c.cm.Dial(time.Since(c.begun), c.From, netip.AddrPortFrom(c.To.Addr(), port),
-		cm.Param{QPN: qpn, RecvPSN: roce.PSN(s.Uint32() & 0xffffff), MTU: 1024, Retry: 7, RNRRetry: 7, Ack: 19, Private: private})
-	return c.mad, err
-}
-
 // casterEnv is a Caster's cm.Env.
 type casterEnv Caster
 
 // Send implements cm.Env.
 func (e *casterEnv) Send(_ netip.AddrPort, mad []byte) {
-	copy(e.mad[:], mad)
 	if e.Mute == nil || e.Mute(mad) {
 		_ = (*Caster)(e).MAD(mad) // what cannot be sent is lost, as elsewhere
 	}
