@@ -117,20 +117,10 @@ func (s *Sender) Add(p []byte) bool {
 func (s *Sender) Added() int {
 	o := &s.last
 	n, bytes := o.more.count, o.more.bytes
-	// Lengths and bodies first, then the word that announces them: see Appended. With the same
-	// exchange a descriptor of one length gets its table.
-	w := MakeWord(KindMixed, o.is.Bytes()+bytes, o.is.Count()+n)
-	if !o.word.CompareAndSwap(uint64(o.is), uint64(w)) {
-		s.claimed()
+	// With the same exchange a descriptor of one length gets its table.
+	if !s.announce(MakeWord(KindMixed, o.is.Bytes()+bytes, o.is.Count()+n), n, bytes) {
 		return 0
 	}
-	o.is, o.at, o.each = w, o.at[bytes:], -1
-	a := &s.slots[o.cookie]
-	a.each = -1
-	a.bytes += bytes
-	a.count += n
-	s.count += n
-	s.spent += bytes
-	o.tag += uint64(n)
+	o.each, s.slots[o.cookie].each = -1, -1
 	return n
 }

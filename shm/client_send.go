@@ -260,12 +260,17 @@ func (s *Sender) Behind(f *Flow, each, n int, tag uint64) (body []byte, fit int)
 // Appended announces n datagrams that were put where Behind said. It reports false if the
 // daemon has claimed the descriptor: then they are not part of it.
 func (s *Sender) Appended(n int) bool {
-	// The bodies first, then the word that announces them: the daemon reads the descriptor when
-	// it claims the word, and whichever of the two exchanges comes first decides whether the
+	bytes := n * s.last.each
+	return s.announce(s.last.is.Grow(n, bytes), n, bytes)
+}
+
+// announce exchanges the word of the descriptor posted last for w, by which it has n datagrams of so
+// many bytes more; false: the daemon has claimed it, and they are not part of it.
+func (s *Sender) announce(w Word, n, bytes int) bool {
+	// Bodies and lengths first, then the word that announces them: the daemon reads the descriptor
+	// when it claims the word, and whichever of the two exchanges comes first decides whether the
 	// datagrams are part of it.
 	o := &s.last
-	bytes := n * o.each
-	w := o.is.Grow(n, bytes)
 	if !o.word.CompareAndSwap(uint64(o.is), uint64(w)) {
 		s.claimed()
 		return false
