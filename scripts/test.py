@@ -39,9 +39,9 @@ def why(text: str) -> str:
     return ": " + " | ".join(said) if said else ""
 
 
-def go_phase(tally: Tally, args: list[str]) -> bool:
+def go_phase(tally: Tally, args: list[str], first: list[str] | None = None) -> bool:
     """Runs go test -json and prints a line for each package and each failure."""
-    proc = subprocess.Popen(["go", "test", "-json", *args], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    proc = subprocess.Popen([*(first or []), "go", "test", "-json", *args], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     output: dict[tuple[str, str], list[str]] = {}
     assert proc.stdout is not None
     for line in proc.stdout:
@@ -191,11 +191,11 @@ def main() -> int:
         ("Go, race detector", lambda: go_phase(tally, ["-race", "-timeout", "10m", "-p", "3", *packages(*heavy, *alone)])),
         ("memory, allocations, long loops", lambda: go_phase(tally, ["-run", "Alloc|Idle|Memory|PairScribbled", *[f"./{p}" for p in lean]])),
         ("house rules", lambda: go_phase(tally, [f".{p}" for p in alone])),
-        ("simulation", lambda: go_phase(tally, ["-timeout", "15m", "./internal/simtest/..."])),
+        ("simulation", lambda: go_phase(tally, ["-timeout", "15m", "./internal/simtest/..."], first=["nice"])),
+        ("mutants", lambda: command(tally, "make mutants", ["nice", "make", "-s", "mutants"])),
         ("volumes of real processes", lambda: go_phase(tally, ["-count=1", "-timeout", "10m", "./internal/volumetest"])),
         ("the page in a browser", lambda: go_phase(tally, ["-count=1", "-timeout", "6m", "./internal/pagetest"])),
         ("adversary", lambda: go_phase(tally, ["-count=1", "-timeout", "10m", "./internal/adversary", "-adversary.seed=20261122", "-adversary.slack=1.5"])),
-        ("mutants", lambda: command(tally, "make mutants", ["nice", "make", "-s", "mutants"])),
         ("kernel interop", lambda: go_phase(tally, ["-count=1", "-timeout", "20m", "./interop"])),
         ("kernel's NBD client", lambda: go_phase(tally, ["-count=1", "-timeout", "5m", "./interop/kernelnbd"])),
         ("kernel's RoCE, RTRS and RNBD", lambda: go_phase(tally, ["-count=1", "-timeout", "9m", "./test/vm"])),
@@ -208,15 +208,16 @@ def main() -> int:
         counted, words = Path(words[1]), words[2:]
     if words:
         phases = [p for p in phases if any(w in p[0].lower() for w in words)]
-    # The mutants compute on every processor and nothing of theirs is a matter of time; these wait most of theirs.
-    names = [name for name, _ in phases]
-    waiting = [n for n in names if n in ("C library", "Python") and "mutants" in names]
+    # These compute on every processor and nothing of theirs is a matter of time; the others wait most of theirs.
+    computing = [name for name, _ in phases if name in ("simulation", "mutants")]
+    waiting = [name for name, _ in phases if name in ("C library", "Python") and computing]
     for name, run in phases:
         if name in waiting:
             continue
-        beside = Beside([n.lower() for n in waiting]) if waiting and name == "mutants" else None
+        if waiting and name == computing[0]:
+            beside = Beside([n.lower() for n in waiting])
         one_phase(tally, name, run)
-        if beside:
+        if waiting and name == computing[-1]:
             beside.join(tally)
     if counted:
         counted.write_text(json.dumps(vars(tally)))

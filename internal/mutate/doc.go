@@ -19,7 +19,8 @@
 //
 // With -rules it breaks rules of the protocol instead, each by a patch that somebody
 // wrote (testdata/rules): there the question is whether the simulators notice what
-// matters most, one rule at a time (patch.go, rules.go).
+// matters most, one rule at a time (patch.go, rules.go). Nearly all rules are built into one
+// test of each simulator, which breaks the one that it is told to (together.go).
 //
-// Read first: operators.go, rooms.go, run.go; patch.go.
+// Read first: operators.go, rooms.go, run.go; patch.go, together.go.
 package main

@@ -47,6 +47,7 @@ var worlds = map[string]world{
 type hunt struct {
 	*patch
 	world string
+	bin   string // the world's test, where it is built with other rules; "" to build one
 	said  string // what the world found
 	err   error
 	built time.Duration // the making of the world's test took
@@ -80,6 +81,16 @@ func runRules(root string) error {
 			hunts = append(hunts, &hunt{patch: p, world: w})
 		}
 	}
+	tmp, err := os.MkdirTemp("", "rules")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp)
+	begun := time.Now()
+	if err := buildTogether(root, tmp, hunts); err != nil {
+		return err
+	}
+	fmt.Printf("%.0f s for the tests of all rules that are built together\n", time.Since(begun).Seconds())
 	huntAll(root, hunts)
 	found := 0
 	for _, h := range hunts {
@@ -142,22 +153,62 @@ func huntAll(root string, hunts []*hunt) {
 	wg.Wait()
 }
 
-// run builds the world's test with the rule broken and lets it look for a seed
-// that shows it.
+// buildTogether builds the test of each world once, with all the rules that can be in it.
+func buildTogether(root, tmp string, hunts []*hunt) error {
+	var patches []*patch
+	for _, h := range hunts {
+		if !slices.Contains(patches, h.patch) {
+			patches = append(patches, h.patch)
+		}
+	}
+	all, err := joined(root, patches)
+	if err != nil {
+		return err
+	}
+	overlay, err := describe(root, tmp, all.files)
+	if err != nil {
+		return err
+	}
+	bins := map[string]string{}
+	for _, h := range hunts {
+		dir := worlds[h.world].dir
+		if !all.can[h.patch] {
+			continue
+		}
+		if h.bin = bins[dir]; h.bin != "" {
+			continue
+		}
+		h.bin = filepath.Join(tmp, strings.ReplaceAll(dir, "/", "-")+".test")
+		bins[dir] = h.bin
+		if out, err := buildWorld(root, tmp, overlay, dir, h.bin); err != nil {
+			return fmt.Errorf("the rules do not compile together: %w\n%s", err, out)
+		}
+	}
+	return nil
+}
+
+// buildWorld builds the test of a package with some files replaced.
+func buildWorld(root, tmp, overlay, dir, bin string) (string, error) {
+	return goTool(root, tmp, "test", "-c", "-overlay", overlay, "-ldflags=-s -w", "-o", bin, "./"+dir)
+}
+
+// run lets the world's test, with the rule broken, look for a seed that shows it.
 func (h *hunt) run(root string) (string, error) {
-	tmp, err := os.MkdirTemp("", "rule")
-	if err != nil {
-		return "", err
-	}
-	defer os.RemoveAll(tmp)
-	overlay, err := writeOverlay(root, tmp, []*patch{h.patch})
-	if err != nil {
-		return "", err
-	}
-	w, bin := worlds[h.world], filepath.Join(tmp, "world.test")
-	begun := time.Now()
-	if out, err := goTool(root, tmp, "test", "-c", "-overlay", overlay, "-ldflags=-s -w", "-o", bin, "./"+w.dir); err != nil {
-		return out, fmt.Errorf("it does not compile: %w", err)
+	w, bin, begun := worlds[h.world], h.bin, time.Now()
+	if bin == "" {
+		tmp, err := os.MkdirTemp("", "rule")
+		if err != nil {
+			return "", err
+		}
+		defer os.RemoveAll(tmp)
+		overlay, err := writeOverlay(root, tmp, []*patch{h.patch})
+		if err != nil {
+			return "", err
+		}
+		bin = filepath.Join(tmp, "world.test")
+		if out, err := buildWorld(root, tmp, overlay, w.dir, bin); err != nil {
+			return out, fmt.Errorf("it does not compile: %w", err)
+		}
 	}
 	h.built = time.Since(begun)
 	defer func() { h.ran = time.Since(begun) - h.built }()
@@ -165,8 +216,9 @@ func (h *hunt) run(root string) (string, error) {
 	if seed := h.lastSeed(h.world); seed != "" && w.first != "" {
 		args = append(args, w.first+"="+seed)
 	}
-	cmd := exec.Command(bin, append(args, w.args[len(w.args)-1]+"="+strconv.Itoa(*worldSeeds))...)
+	cmd := exec.CommandContext(life, bin, append(args, w.args[len(w.args)-1]+"="+strconv.Itoa(*worldSeeds))...)
 	cmd.Dir = filepath.Join(root, w.dir)
+	cmd.Env = append(os.Environ(), brokenBy+"="+h.name)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Run(); err != nil {
@@ -188,21 +240,30 @@ func firstLine(s string) string {
 // writeOverlay writes the files that the patches change, and the Go tool's
 // description of them, into dir.
 func writeOverlay(root, dir string, patches []*patch) (string, error) {
-	replace := map[string]string{}
+	files := map[string]string{}
 	for _, p := range patches {
 		edited, err := p.apply(root)
 		if err != nil {
 			return "", err
 		}
 		for file, text := range edited {
-			at := filepath.Join(root, file)
-			if replace[at] != "" {
+			if files[file] != "" {
 				return "", fmt.Errorf("two of the rules change %s", file)
 			}
-			replace[at] = filepath.Join(dir, strings.ReplaceAll(file, "/", "-"))
-			if err := os.WriteFile(replace[at], []byte(text), 0o600); err != nil {
-				return "", err
-			}
+			files[file] = text
+		}
+	}
+	return describe(root, dir, files)
+}
+
+// describe writes files of the tree as they shall be, and the Go tool's description of them, into dir.
+func describe(root, dir string, files map[string]string) (string, error) {
+	replace := map[string]string{}
+	for file, text := range files {
+		at := filepath.Join(root, file)
+		replace[at] = filepath.Join(dir, strings.ReplaceAll(file, "/", "-"))
+		if err := os.WriteFile(replace[at], []byte(text), 0o600); err != nil {
+			return "", err
 		}
 	}
 	o, err := json.Marshal(map[string]map[string]string{"Replace": replace})
