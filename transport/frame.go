@@ -29,11 +29,14 @@ type Framer struct {
 	// header is raw. If it returns nil, memory of the pool is taken.
 	Place func(raw []byte, n int) *buf.Buf
 
+	// Want is where the stream's next bytes belong while a large payload is partly there, nil
+	// otherwise. Who reads n bytes into it calls Filled(n); nobody else changes it.
+	Want []byte
+
 	hdr  [wire.HeaderLen]byte
 	nhdr int
-	cur  *buf.Buf // partial payload
-	ncur int
-	fr   Frame // the frame given to sink; here, so that a call allocates nothing
+	cur  *buf.Buf // partial payload, the rest of which is Want
+	fr   Frame    // the frame given to sink; here, so that a call allocates nothing
 }
 
 // ErrTooLong says that a header announces a payload above the limit. The stream cannot be
@@ -44,28 +47,14 @@ func (e *ErrTooLong) Error() string {
 	return fmt.Sprintf("a header announces a payload of %d bytes; at most %d are taken", e.Len, e.Max)
 }
 
-// Want returns where the stream's next bytes belong while a large payload is
-// partly there, nil otherwise. After reading n bytes into it call Filled(n).
-func (f *Framer) Want() []byte {
-	if f.cur == nil {
-		return nil
-	}
-	return f.cur.B[f.ncur:]
-}
-
 // Filled tells that n bytes were read into Want. When that completes the
 // payload, sink gets the frame.
 func (f *Framer) Filled(n int, sink func(*Frame) error) error {
-	f.ncur += n
-	return f.finish(sink)
-}
-
-func (f *Framer) finish(sink func(*Frame) error) error {
-	if f.cur == nil || f.ncur < len(f.cur.B) {
+	if f.Want = f.Want[n:]; len(f.Want) > 0 {
 		return nil
 	}
 	b := f.cur
-	f.cur, f.ncur, f.nhdr = nil, 0, 0
+	f.cur, f.Want, f.nhdr = nil, nil, 0
 	f.fr = Frame{Raw: f.hdr[:], Payload: b.B, Buf: b}
 	err := sink(&f.fr)
 	b.Release()
@@ -79,10 +68,9 @@ func (f *Framer) Feed(p []byte, sink func(*Frame) error) (consumed int, err erro
 	total := len(p)
 	for len(p) > 0 {
 		if f.cur != nil {
-			n := copy(f.cur.B[f.ncur:], p)
+			n := copy(f.Want, p)
 			p = p[n:]
-			f.ncur += n
-			if err := f.finish(sink); err != nil {
+			if err := f.Filled(n, sink); err != nil {
 				return total - len(p), err
 			}
 			continue
@@ -119,7 +107,8 @@ func (f *Framer) Feed(p []byte, sink func(*Frame) error) (consumed int, err erro
 			copy(f.hdr[:], raw)
 		}
 		f.nhdr = wire.HeaderLen
-		f.cur, f.ncur = f.buffer(int(n)), 0
+		f.cur = f.buffer(int(n))
+		f.Want = f.cur.B
 	}
 	return total, nil
 }
@@ -145,5 +134,5 @@ func (f *Framer) Close() {
 	if f.cur != nil {
 		f.cur.Release()
 	}
-	f.cur, f.ncur, f.nhdr, f.fr = nil, 0, 0, Frame{}
+	f.cur, f.Want, f.nhdr, f.fr = nil, nil, 0, Frame{}
 }

@@ -30,7 +30,7 @@ func cut(t testing.TB, max int, stream []byte, next func() int, direct bool) (go
 	}
 	for len(stream) > 0 && err == nil {
 		n := min(max1(next()), len(stream))
-		if w := f.Want(); direct && w != nil {
+		if w := f.Want; direct && w != nil {
 			n = copy(w, stream[:n])
 			err = f.Filled(n, sink)
 		} else {

@@ -226,11 +226,11 @@ func TestFramesHeldInPart(t *testing.T) {
 			if used != cut || err != nil || got != map[bool]int{true: 1}[whole] || f.Partial() != (cut > 0 && !whole) {
 				t.Errorf("%d of %d bytes: %d used, %v, %d frames, held: %v", cut, len(stream), used, err, got, f.Partial())
 			}
-			want := f.Want()
+			want := f.Want
 			if (want != nil) != (f.cur != nil) || want != nil && len(want) != len(stream)-cut {
 				t.Errorf("%d of %d bytes: %d are wanted", cut, len(stream), len(want))
 			}
-			if f.Close(); f.Partial() || f.Want() != nil {
+			if f.Close(); f.Partial() || f.Want != nil {
 				t.Error("something is held after Close")
 			}
 		}

@@ -227,7 +227,7 @@ func (q *connRequest) Accept(d transport.Domain, attr transport.LinkAttr, privat
 		return nil, err
 	}
 	// The socket is new: it takes this at once, or it is gone.
-	if n, err := send(l.fd, b); err != nil || n < len(b) {
+	if n, err := writeOnce(l.fd, [][]byte{b}); err != nil || n < len(b) {
 		l.closeFD()
 		return nil, errors.Join(net.ErrClosed, err)
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -38,7 +39,7 @@ func (l *Link) Try() (worked bool) {
 		return false
 	}
 	for bytes := 0; bytes < turnBytes; {
-		want := l.framer.Want()
+		want := l.framer.Want
 		// The rest of a large payload is read to its place, and a little behind it, which usually
 		// has the next header, in the same call.
 		room := stageBytes
@@ -88,21 +89,27 @@ func (l *Link) Try() (worked bool) {
 	return true
 }
 
-// receive reads once, into want and then into room bytes of the stage.
-func (p *loop) receive(fd int, want []byte, room int) (n int, err error) {
+// receive reads once, into want and then into room bytes of the stage. Neither call
+// blocks, so the runtime's scheduler need not know (RawSyscall).
+func (p *loop) receive(fd int, want []byte, room int) (int, error) {
+	var n uintptr
+	var e unix.Errno
 	if want == nil {
-		n, err = recv(fd, p.stage[:room])
+		n, _, e = unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(&p.stage[0])), uintptr(room), unix.MSG_DONTWAIT, 0, 0)
 	} else {
 		p.iov[0].Base, p.iov[1].Base = &want[0], &p.stage[0]
 		p.iov[0].SetLen(len(want))
 		p.iov[1].SetLen(room)
-		n, err = readv(fd, p.iov[:])
+		n, _, e = unix.RawSyscall(unix.SYS_READV, uintptr(fd), uintptr(unsafe.Pointer(&p.iov[0])), uintptr(len(p.iov)))
 		p.iov[0].Base = nil
 	}
-	if err != unix.EAGAIN && err != unix.EINTR {
+	if e != unix.EAGAIN && e != unix.EINTR {
 		p.reads++
 	}
-	return n, err
+	if e != 0 {
+		return 0, e
+	}
+	return int(n), nil
 }
 
 // feed cuts the bytes of one read into frames, the first of which may have

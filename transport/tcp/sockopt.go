@@ -3,7 +3,6 @@ package tcp
 import (
 	"os"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -57,40 +56,4 @@ func acked(fd int) uint64 {
 		return 0
 	}
 	return info.Bytes_acked
-}
-
-// System calls on non-blocking descriptors: they never block, so the runtime's scheduler
-// need not know (RawSyscall).
-
-func send(fd int, p []byte) (int, error) {
-	n, _, e := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)),
-		unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
-	if e != 0 {
-		return 0, e
-	}
-	return int(n), nil
-}
-
-func recv(fd int, p []byte) (int, error) {
-	n, _, e := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(&p[0])), uintptr(len(p)), unix.MSG_DONTWAIT, 0, 0)
-	if e != 0 {
-		return 0, e
-	}
-	return int(n), nil
-}
-
-func writev(fd int, iov []unix.Iovec) (int, error) {
-	n, _, e := unix.RawSyscall(unix.SYS_WRITEV, uintptr(fd), uintptr(unsafe.Pointer(&iov[0])), uintptr(len(iov)))
-	if e != 0 {
-		return 0, e
-	}
-	return int(n), nil
-}
-
-func readv(fd int, iov []unix.Iovec) (int, error) {
-	n, _, e := unix.RawSyscall(unix.SYS_READV, uintptr(fd), uintptr(unsafe.Pointer(&iov[0])), uintptr(len(iov)))
-	if e != 0 {
-		return 0, e
-	}
-	return int(n), nil
 }

@@ -3,6 +3,7 @@ package tcp
 import (
 	"net"
 	"sync"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -39,29 +40,36 @@ func write(fd int, b *transport.Batch) (done bool, err error) {
 	if fd < 0 {
 		return false, net.ErrClosed
 	}
-	for len(b.Pieces()) > 0 {
-		n, err := writeOnce(fd, b.Pieces())
+	for pieces := b.Pieces(); len(pieces) > 0; pieces = b.Pieces() {
+		n, err := writeOnce(fd, pieces)
 		if err == unix.EAGAIN {
 			return false, nil
 		}
 		if err != nil {
 			return false, err
 		}
-		b.Wrote(n)
+		if b.Wrote(n) {
+			break
+		}
 	}
 	return true, nil
 }
 
-// writeOnce is one system call, at most BatchPieces pieces of which count.
-func writeOnce(fd int, pieces [][]byte) (n int, err error) {
+// writeOnce is one system call, at most BatchPieces pieces of which count. On a non-blocking
+// descriptor none of them blocks, so the runtime's scheduler need not know (RawSyscall).
+func writeOnce(fd int, pieces [][]byte) (int, error) {
+	if len(pieces) != 1 {
+		return writePieces(fd, pieces)
+	}
+	p := pieces[0]
 	for {
-		if len(pieces) == 1 {
-			n, err = send(fd, pieces[0])
-		} else {
-			n, err = writePieces(fd, pieces)
+		n, _, e := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)),
+			unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
+		if e == 0 {
+			return int(n), nil
 		}
-		if err != unix.EINTR {
-			return n, err
+		if e != unix.EINTR {
+			return 0, e
 		}
 	}
 }
@@ -76,10 +84,17 @@ func writePieces(fd int, pieces [][]byte) (int, error) {
 			n++
 		}
 	}
-	sent, err := writev(fd, iov[:n])
+	var sent uintptr
+	e := unix.EINTR
+	for e == unix.EINTR {
+		sent, _, e = unix.RawSyscall(unix.SYS_WRITEV, uintptr(fd), uintptr(unsafe.Pointer(&iov[0])), uintptr(n))
+	}
 	clear(iov[:n])
 	iovecs.Put(iov)
-	return sent, err
+	if e != 0 {
+		return 0, e
+	}
+	return int(sent), nil
 }
 
 // flush goes on with a batch that met a full socket buffer. On the reactor's thread.
