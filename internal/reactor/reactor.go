@@ -56,7 +56,8 @@ type Reactor struct {
 	doing  doing         // the call under way
 	now    time.Duration // start of this turn, since base
 	hot    hotList
-	ends   []func() // run at the end of this turn
+	end    func() (more bool) // of AtEnd
+	ends   []func()           // run at the end of this turn
 	ending []func()
 	spin   spin
 	rest   rest
@@ -88,7 +89,7 @@ func New(o Options) (*Reactor, error) {
 	if len(o.Name) > 15 {
 		return nil, fmt.Errorf("reactor: the name %q has more than 15 bytes", o.Name)
 	}
-	r := &Reactor{done: make(chan struct{})}
+	r := &Reactor{done: make(chan struct{}), end: func() bool { return false }}
 	r.spin.init(spinFor(o.SpinFor, runtime.NumCPU()))
 	r.hot.init()
 	r.rest.opt = o
@@ -232,7 +233,7 @@ func (r *Reactor) loop() {
 }
 
 // turn does a bounded piece of the work there is and reports whether there was any. When
-// the turn before found nothing, work from a poller is finished (Defer) before epoll is
+// the turn before found nothing, work from a poller is finished (AtEnd, Defer) before epoll is
 // asked: its partner waits for it, and no other work could be batched with it.
 func (r *Reactor) turn(spinning bool) (worked bool) {
 	r.turns.Store(r.turns.Load() + 1)
@@ -248,9 +249,13 @@ func (r *Reactor) turn(spinning bool) (worked bool) {
 		r.doing.what = inPoller
 		worked = r.hot.poll(r.now) || worked
 	}
-	if spinning && len(r.ends) > 0 {
-		r.runEnds()
-		worked = true
+	if spinning {
+		r.doing.what = inEnd
+		worked = r.end() || worked
+		if len(r.ends) > 0 {
+			r.runEnds()
+			worked = true
+		}
 	}
 	n := r.late
 	r.late = 0
@@ -270,6 +275,8 @@ func (r *Reactor) turn(spinning bool) (worked bool) {
 		worked = true
 		r.dispatch(n)
 	}
+	r.doing.what = inEnd
+	worked = r.end() || worked
 	if len(r.ends) > 0 {
 		worked = true
 		r.runEnds()
@@ -321,9 +328,14 @@ func (r *Reactor) ring() {
 	r.ringing.Add(-1)
 }
 
-// Defer runs f on the reactor's thread at the end of the turn under way: work that one turn
-// collects from many sources, a path to transmit on for example, is done once. It may be
-// called on the reactor's thread only.
+// AtEnd has f called at the end of every turn, and once more in those that find something after
+// a while without: it does what the turn has collected from many sources, lanes to transmit on for
+// example, and reports whether it left something for the next turn. There is one such f, for whom
+// most turns have something; others Defer.
+func (r *Reactor) AtEnd(f func() (more bool)) { r.Do(func() { r.end = f }) }
+
+// Defer runs f on the reactor's thread at the end of the turn under way, behind what AtEnd was
+// given. It may be called on the reactor's thread only.
 func (r *Reactor) Defer(f func()) {
 	if !r.OnThread() {
 		panic("reactor: Defer from another thread")

@@ -153,6 +153,37 @@ func TestDeferRunsOnceAtTheEnd(t *testing.T) {
 	r.Defer(func() {})
 }
 
+// TestAtEnd: it is called when the turn has found everything and before what was deferred, and a
+// turn that leaves something is followed by another without a sleep.
+func TestAtEnd(t *testing.T) {
+	r := open(t, -1)
+	var log []string
+	done := make(chan struct{})
+	left := 0
+	r.AtEnd(func() (more bool) {
+		if left == 0 {
+			return false
+		}
+		if left--; left == 0 {
+			close(done)
+		}
+		log = append(log, "end")
+		return left > 0
+	})
+	r.Do(func() {
+		left = 4
+		r.Defer(func() { log = append(log, "deferred") })
+		r.Do(func() { log = append(log, "next turn") })
+		log = append(log, "work")
+	})
+	within(t, "the fourth end", done)
+	on(r, func() {
+		if got := strings.Join(log, ", "); !strings.HasPrefix(got, "work, end, deferred, ") || strings.Count(got, "end") != 4 || !strings.Contains(got, "next turn, end") {
+			t.Errorf("ran %s", got)
+		}
+	})
+}
+
 func TestClose(t *testing.T) {
 	r, err := New(Options{CPU: -1})
 	if err != nil {

@@ -8,9 +8,9 @@ import (
 
 // thread is a reactor of a simulated node (datagram.Thread): one event is one turn.
 type thread struct {
-	n    *node
-	on   bool // a turn is under way
-	ends []func()
+	n   *node
+	on  bool // a turn is under way
+	end func() (more bool)
 }
 
 func (t *thread) OnThread() bool     { return t.on }
@@ -25,7 +25,7 @@ func (t *thread) Do(f func()) {
 	w.After(d, t.n.guard(func() { t.n.turn(f) }))
 }
 
-func (t *thread) Defer(f func()) { t.ends = append(t.ends, f) }
+func (t *thread) AtEnd(f func() (more bool)) { t.end = f }
 
 func (t *thread) NewTimer(f func()) datagram.Timer { return &timer{t: t, f: f} }
 
@@ -36,12 +36,7 @@ func (n *node) turn(f func()) {
 	t.on = true
 	n.depth++
 	f()
-	ends := t.ends
-	t.ends = nil
-	for _, f := range ends {
-		f()
-	}
-	if len(t.ends) > 0 {
+	if t.end() {
 		t.Do(func() {})
 	}
 	n.depth--

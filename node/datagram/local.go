@@ -151,7 +151,7 @@ func (h *Local) Unlock() {
 		if p := w.lone.Lane; p != nil {
 			s := h.filled(p, h.laneOf(p), w.lone.Batch, h.stepTime)
 			s.w, w.lone = w, conn.Offer{}
-			w.send(h, s)
+			w.kicked = append(w.kicked, s)
 		}
 	}
 	if due < h.timerAt && !h.closed && h.timer != nil {

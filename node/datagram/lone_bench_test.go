@@ -41,7 +41,7 @@ func turnTime(t *testing.T) (lone, ordinary int64) {
 				t.Error(err)
 			}
 			s.h.Unlock()
-			w.thread.Defer(turn) // behind the write of this one
+			w.Defer(turn) // behind the write of this one
 		}
 		w.thread.Do(turn)
 		d := <-over

@@ -17,7 +17,7 @@ func (s *seam) onThread(f func(w *Worker)) {
 	over := make(chan struct{})
 	w.thread.Do(func() {
 		f(w)
-		w.thread.Defer(func() { close(over) })
+		w.Defer(func() { close(over) })
 	})
 	<-over
 }

@@ -42,8 +42,9 @@ type Thread interface {
 	Now() time.Duration
 	// Do runs f there, in a later turn. From anywhere.
 	Do(f func())
-	// Defer runs f at the end of the turn. On the thread.
-	Defer(f func())
+	// AtEnd has f called at the end of every turn; it reports whether it left something for
+	// another one, which then comes at once. It is called once, before anything else.
+	AtEnd(f func() (more bool))
 	// NewTimer makes a timer that is not set; f runs there when it is due.
 	NewTimer(f func()) Timer
 }

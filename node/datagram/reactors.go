@@ -16,8 +16,9 @@ type Worker struct {
 	*reactor.Reactor // nil in a simulated world
 	thread           Thread
 
-	kicked, flushing []kickedLane // owned by the thread
-	flushFn          func()
+	// kicked are the lanes that the turn ends with: to be transmitted on, from their batch on if
+	// there is one already. flushing are those of the turn that is ending. Owned by the thread.
+	kicked, flushing []sending
 	lone             conn.Offer // for OfferLone; between two turns its batch is empty or nil; owned by the thread
 
 	rings      []*Ring           // served here; owned by the thread
@@ -26,34 +27,21 @@ type Worker struct {
 	collecting atomic.Bool       // collect runs, or is about to
 }
 
-// kickedLane is a lane that a turn ends with: to be transmitted on, from its batch on if
-// there is one already.
-type kickedLane struct {
-	h *Local
-	sending
-}
-
 // kick has p transmitted on at the end of the turn: what several rings and
 // links queue in one turn leaves together. On the worker's thread.
-func (w *Worker) kick(h *Local, p *conn.Lane) { w.send(h, sending{p: p}) }
+func (w *Worker) kick(h *Local, p *conn.Lane) { w.kicked = append(w.kicked, sending{h: h, p: p}) }
 
-// send has s written at the end of the turn. On the worker's thread.
-func (w *Worker) send(h *Local, s sending) {
-	if len(w.kicked) == 0 {
-		w.thread.Defer(w.flushFn)
-	}
-	w.kicked = append(w.kicked, kickedLane{h, s})
-}
-
-// flush transmits. A lane with more than its share of a turn to send comes
+// flush ends a turn: it transmits. A lane with more than its share of a turn to send comes
 // again in the next, behind whatever else has arrived.
-func (w *Worker) flush() {
+func (w *Worker) flush() (more bool) {
+	if len(w.kicked) == 0 {
+		return false
+	}
 	w.kicked, w.flushing = w.flushing[:0], w.kicked
 	for i, k := range w.flushing {
-		w.flushing[i] = kickedLane{}
-		var more bool
+		w.flushing[i] = sending{}
 		if k.b != nil {
-			more = k.h.write(k.sending, bytesATurn)
+			more = k.h.write(k, bytesATurn)
 		} else {
 			more = k.h.transmit(k.p, bytesATurn)
 		}
@@ -61,6 +49,7 @@ func (w *Worker) flush() {
 			w.kick(k.h, k.p)
 		}
 	}
+	return len(w.kicked) > 0
 }
 
 // reactorOptions is one entry for each thread the configuration asks for.
@@ -104,7 +93,8 @@ func (a *Host) startReactors() error {
 }
 
 func (a *Host) addWorker(w *Worker) {
-	w.shares, w.flushFn = map[uint32]*Share{}, w.flush
+	w.shares = map[uint32]*Share{}
+	w.thread.AtEnd(w.flush)
 	a.workers = append(a.workers, w)
 }
 

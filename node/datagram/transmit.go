@@ -57,6 +57,7 @@ const (
 // sending is a batch of a lane that the lock's holder has filled, on its way to the link that the
 // lane had then.
 type sending struct {
+	h    *Local
 	p    *conn.Lane
 	link *laneLink // nil: there was none that works
 	b    *transport.Batch
@@ -76,7 +77,7 @@ func (h *Local) filled(p *conn.Lane, l *lane, b *transport.Batch, now time.Durat
 	attempt, next, last := p.Filled()
 	l.ledger.SetNextSeq(next)
 	l.lastTurn = now
-	return sending{p, l.current(attempt), b, last, h.steps.Load(), now, nil}
+	return sending{h, p, l.current(attempt), b, last, h.steps.Load(), now, nil}
 }
 
 // transmit writes what p has to send, in the caller's thread, until there is
