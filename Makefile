@@ -56,7 +56,7 @@ mutants: ## break rules by hand, one at a time; the simulators must find each
 
 .PHONY: mutate
 mutate: ## break the product one line at a time and count what the tests notice: make mutate N=100 SEED=1
-	$(GO) run ./internal/mutate -n $(or $(N),100) -seed $(SEED) -least 95
+	$(GO) run ./internal/mutate -sweep -n $(or $(N),100) -seed $(SEED) -least 95
 
 .PHONY: walk
 walk: ## list the functions that one datagram passes, into docs/architecture.md

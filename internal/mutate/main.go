@@ -74,10 +74,14 @@ func run() error {
 			}
 		}
 		return nil
-	case *only != "":
+	case *only != "" && !*sweep:
 		return again(root, d)
 	}
-	results, err := tryAll(root, d, known)
+	how := tryAll
+	if *sweep {
+		how = sweepAll
+	}
+	results, err := how(root, d, known)
 	if err != nil {
 		return err
 	}
@@ -170,6 +174,18 @@ func (d *draw) class() string {
 	return names[0]
 }
 
+// named finds a mutation by its id.
+func (d *draw) named(id string) (room, site, bool) {
+	for _, r := range d.rooms {
+		for _, s := range d.sites[r.dir] {
+			if s.id == id {
+				return r, s, true
+			}
+		}
+	}
+	return room{}, site{}, false
+}
+
 // tryAll tries count mutations that compile and are not known to change nothing.
 func tryAll(root string, d *draw, known map[string]string) ([]result, error) {
 	var (
@@ -217,20 +233,13 @@ func tryAll(root string, d *draw, known map[string]string) ([]result, error) {
 
 // again tries the mutations that -only names.
 func again(root string, d *draw) error {
-	by := map[string]room{}
-	named := map[string]site{}
-	for _, r := range d.rooms {
-		for _, s := range d.sites[r.dir] {
-			by[s.id], named[s.id] = r, s
-		}
-	}
 	ids := strings.Split(*only, ",")
 	for _, id := range ids {
-		s, ok := named[id]
+		r, s, ok := d.named(id)
 		if !ok {
 			return fmt.Errorf("no mutation has the id %q; -list shows them", id)
 		}
-		res, err := try(root, by[id], s)
+		res, err := try(root, r, s)
 		if err != nil {
 			return err
 		}

@@ -20,7 +20,20 @@ type site struct {
 	text     string
 	was      string
 	class    string
+	node     [2]int // the bytes of the expression or statement that the edit is in
+	form     form
 }
+
+// form is what an edit stands in: how it can be put behind a number (hooks.go).
+type form int
+
+const (
+	value   form = iota // an expression of any type
+	truth               // an expression that is true or false
+	action              // a statement
+	header              // a statement in front of a condition, where no block may stand
+	nowhere             // a statement that can only be what it is: its edit does not compile
+)
 
 // weights say how often each class of edit is drawn, in proportion: about as often
 // as reviews find them, not as often as a program text offers them.
@@ -75,12 +88,12 @@ type finder struct {
 	set  *token.FileSet
 	fn   string            // function being walked
 	nth  map[string]int    // by function and class
-	head map[ast.Node]bool // statements in front of a condition, where no block may stand
+	head map[ast.Node]form // statements where no block may stand
 	out  []site
 }
 
 func fileSites(name string, src []byte) ([]site, error) {
-	f := &finder{file: name, src: src, set: token.NewFileSet(), nth: map[string]int{}, head: map[ast.Node]bool{}}
+	f := &finder{file: name, src: src, set: token.NewFileSet(), nth: map[string]int{}, head: map[ast.Node]form{}}
 	tree, err := parser.ParseFile(f.set, name, src, 0)
 	if err != nil {
 		return nil, err
@@ -118,13 +131,15 @@ func funcName(fd *ast.FuncDecl) string {
 
 func (f *finder) offset(p token.Pos) int { return f.set.Position(p).Offset }
 
-func (f *finder) add(class string, from, to token.Pos, text string) {
+// add notes the edit of the bytes [from, to) within n.
+func (f *finder) add(class string, from, to token.Pos, text string, n ast.Node, form form) {
 	a, b := f.offset(from), f.offset(to)
 	key := f.fn + " " + class
 	f.nth[key]++
 	f.out = append(f.out, site{
 		id:   fmt.Sprintf("%s:%s:%s:%d", f.file, f.fn, class, f.nth[key]),
 		file: f.file, line: f.set.Position(from).Line, from: a, to: b, text: text, was: string(f.src[a:b]), class: class,
+		node: [2]int{f.offset(n.Pos()), f.offset(n.End())}, form: form,
 	})
 }
 
@@ -141,7 +156,10 @@ func (f *finder) block(n ast.Node) {
 			f.header(n.Init)
 			f.skip(n)
 		case *ast.ForStmt:
-			f.header(n.Init) // a loop that does not go on would only hang: its edit does not compile
+			f.header(n.Init)
+			f.head[n.Post] = nowhere // a loop that does not go on would only hang
+		case *ast.CommClause:
+			f.head[n.Comm] = nowhere
 		case *ast.SwitchStmt:
 			f.header(n.Init)
 		case *ast.ReturnStmt:
@@ -150,12 +168,12 @@ func (f *finder) block(n ast.Node) {
 			f.binary(n)
 		case *ast.CallExpr:
 			if id, ok := n.Fun.(*ast.Ident); ok && (id.Name == "min" || id.Name == "max") {
-				f.add("bound", id.Pos(), id.End(), map[string]string{"min": "max", "max": "min"}[id.Name])
+				f.add("bound", id.Pos(), id.End(), map[string]string{"min": "max", "max": "min"}[id.Name], n, value)
 			}
 			return !forPeople(n)
 		case *ast.Ident:
 			if n.Name == "true" || n.Name == "false" {
-				f.add("flag", n.Pos(), n.End(), strconv.FormatBool(n.Name == "false"))
+				f.add("flag", n.Pos(), n.End(), strconv.FormatBool(n.Name == "false"), n, truth)
 			}
 		}
 		return true
@@ -179,7 +197,7 @@ func (f *finder) statement(n *ast.ExprStmt) bool {
 // header notes a statement in front of a condition.
 func (f *finder) header(s ast.Stmt) {
 	if s != nil {
-		f.head[s] = true
+		f.head[s] = header
 	}
 }
 
@@ -187,10 +205,14 @@ func (f *finder) header(s ast.Stmt) {
 // but never runs it.
 func (f *finder) wrap(class string, n ast.Node) {
 	text := "if false { " + string(f.src[f.offset(n.Pos()):f.offset(n.End())]) + " }"
-	if f.head[n] {
+	form := action
+	if at, ok := f.head[n]; ok {
+		form = at
+	}
+	if form == header {
 		text = "func() { " + text + " }()"
 	}
-	f.add(class, n.Pos(), n.End(), text)
+	f.add(class, n.Pos(), n.End(), text, n, form)
 }
 
 func (f *finder) assignment(n *ast.AssignStmt) {
@@ -218,10 +240,10 @@ func (f *finder) incDec(n *ast.IncDecStmt) {
 func (f *finder) skip(n *ast.IfStmt) {
 	cond := string(f.src[f.offset(n.Cond.Pos()):f.offset(n.Cond.End())])
 	if n.Else == nil {
-		f.add("skip", n.Cond.Pos(), n.Cond.End(), "false && ("+cond+")")
+		f.add("skip", n.Cond.Pos(), n.Cond.End(), "false && ("+cond+")", n.Cond, truth)
 		return
 	}
-	f.add("skip", n.Cond.Pos(), n.Cond.End(), "!("+cond+")")
+	f.add("skip", n.Cond.Pos(), n.Cond.End(), "!("+cond+")", n.Cond, truth)
 }
 
 func (f *finder) swallow(n *ast.ReturnStmt) {
@@ -241,13 +263,23 @@ func (f *finder) swallow(n *ast.ReturnStmt) {
 		}
 	}
 	if name == "err" || strings.HasPrefix(name, "err") && len(name) > 3 || strings.HasPrefix(name, "Err") {
-		f.add("error", last.Pos(), last.End(), "nil")
+		f.add("error", last.Pos(), last.End(), "nil", last, value)
 	}
 }
 
-var others = map[token.Token]struct {
+// operator is what stands in the place of another.
+type operator struct {
 	text, class string
-}{
+}
+
+func (o operator) form() form {
+	if o.class == "sign" {
+		return value
+	}
+	return truth
+}
+
+var others = map[token.Token]operator{
 	token.LSS:  {"<=", "edge"},
 	token.LEQ:  {"<", "edge"},
 	token.GTR:  {">=", "edge"},
@@ -262,11 +294,11 @@ var others = map[token.Token]struct {
 
 func (f *finder) binary(n *ast.BinaryExpr) {
 	if o, ok := others[n.Op]; ok && !isText(n.X) && !isText(n.Y) {
-		f.add(o.class, n.OpPos, n.OpPos+token.Pos(len(n.Op.String())), o.text)
+		f.add(o.class, n.OpPos, n.OpPos+token.Pos(len(n.Op.String())), o.text, n, o.form())
 	}
 	for _, e := range []ast.Expr{n.X, n.Y} {
 		if l, ok := e.(*ast.BasicLit); ok && l.Kind == token.INT {
-			f.add("off-by-one", l.Pos(), l.End(), "("+l.Value+"+1)")
+			f.add("off-by-one", l.Pos(), l.End(), "("+l.Value+"+1)", l, value)
 		}
 	}
 }

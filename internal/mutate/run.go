@@ -1,15 +1,12 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 )
 
@@ -25,6 +22,8 @@ const (
 )
 
 var verdictNames = [...]string{"noticed", "hung", "SURVIVED", "does not compile", "equivalent"}
+
+func (v verdict) String() string { return verdictNames[v] }
 
 // result is a mutation with its verdict.
 type result struct {
@@ -51,7 +50,11 @@ func try(root string, r room, s site) (result, error) {
 		return res, err
 	}
 	defer os.RemoveAll(tmp)
-	overlay, err := overlay(root, tmp, s)
+	edited, err := s.edited(root)
+	if err != nil {
+		return res, err
+	}
+	overlay, err := describe(root, tmp, edited)
 	if err != nil {
 		return res, err
 	}
@@ -85,23 +88,13 @@ func try(root string, r room, s site) (result, error) {
 	return res, nil
 }
 
-// overlay writes the edited file and the Go tool's description of it.
-func overlay(root, tmp string, s site) (string, error) {
+// edited returns the file of the tree with the edit made.
+func (s site) edited(root string) (map[string]string, error) {
 	src, err := os.ReadFile(filepath.Join(root, s.file))
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	edited := filepath.Join(tmp, filepath.Base(s.file))
-	b := append(append(append([]byte(nil), src[:s.from]...), s.text...), src[s.to:]...)
-	if err := os.WriteFile(edited, b, 0o600); err != nil {
-		return "", err
-	}
-	o, err := json.Marshal(map[string]map[string]string{"Replace": {filepath.Join(root, s.file): edited}})
-	if err != nil {
-		return "", err
-	}
-	name := filepath.Join(tmp, "overlay.json")
-	return name, os.WriteFile(name, o, 0o600)
+	return map[string]string{s.file: string(src[:s.from]) + s.text + string(src[s.to:])}, nil
 }
 
 // goTool runs one command of the Go tool in the module's root. The daemons that
@@ -117,23 +110,7 @@ func goTool(root, tmp string, args ...string) (string, error) {
 		cmd.Env = append(os.Environ(), "GOFLAGS=-overlay="+filepath.Join(tmp, "overlay.json"))
 		cmd.Env = append(cmd.Env, "RDSD_BIN=")
 	}
-	var out bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &out
-	cmd.WaitDelay = 5 * time.Second
-	// The test binary and its daemons end with the command that started them.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	if err := cmd.Start(); err != nil {
-		return "", err
-	}
-	done := make(chan struct{})
-	go bound(cmd.Process.Pid, done)
-	err := cmd.Wait()
-	close(done)
-	if ctx.Err() != nil {
-		err = ctx.Err()
-	}
-	return out.String(), err
+	return runGroup(ctx, cmd)
 }
 
 // firstFailed names the test that noticed: one that has nothing to do with the edit,
@@ -154,7 +131,7 @@ func tail(s string, n int) string {
 }
 
 func (r result) String() string {
-	return fmt.Sprintf("%-16s %s  line %d: %s -> %s  (%.0f s%s)", verdictNames[r.verdict], r.id, r.line, oneLine(r.was), oneLine(r.text), r.took.Seconds(), by(r.by))
+	return fmt.Sprintf("%-16s %s  line %d: %s -> %s  (%.0f s%s)", r.verdict, r.id, r.line, oneLine(r.was), oneLine(r.text), r.took.Seconds(), by(r.by))
 }
 
 func by(s string) string {
