@@ -20,9 +20,6 @@ type Common struct {
 	// its identity. It is asked when a link begins.
 	AllowKernel func(netip.Addr) bool
 
-	// Lone is what the owner offers for this step; nil: nothing, or it was taken.
-	Lone *Offer
-
 	// Left by steps until the owner takes them, in the order in which they happened.
 
 	Actions []Action
@@ -41,8 +38,8 @@ type Common struct {
 }
 
 // Offer is an empty batch for one step: a message that finds nothing before it on its lane
-// leaves in it at once (lone.go), and Lane is that lane then. Who made the offer writes the
-// batch as if Fill had filled it.
+// leaves in it at once (lone.go), and Lane is that lane then; nil: it was not taken. Who made the
+// offer writes the batch as if Fill had filled it.
 type Offer struct {
 	Batch *transport.Batch
 	Lane  *Lane

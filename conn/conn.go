@@ -191,8 +191,9 @@ func (c *Conn) lane(i int) *Lane {
 	return c.lanes[i]
 }
 
-// Enqueue takes a message over. Its Completer is called exactly once.
-func (c *Conn) Enqueue(now time.Duration, m *Msg) {
+// Enqueue takes a message over. Its Completer is called exactly once. o, when not nil, is an
+// offer to a message whose port the caller has found clear.
+func (c *Conn) Enqueue(now time.Duration, m *Msg, o *Offer) {
 	m.At = now
 	// The number of lanes is known from the peer's probe on, and the first of them is
 	// usable from its answer to ours: until then all messages wait in one line (D2).
@@ -208,8 +209,8 @@ func (c *Conn) Enqueue(now time.Duration, m *Msg) {
 	p, f := c.laneFor(now, m.SPort)
 	f.out++
 	m.Owner.add(m, nil)
-	if o := c.com.Lone; o != nil && p.takesLone(m) {
-		c.com.Lone, o.Lane = nil, p
+	if o != nil && o.Lane == nil && p.takesLone(m) {
+		o.Lane = p
 		p.sendLone(now, m, o.Batch)
 		return
 	}
@@ -224,7 +225,7 @@ func (c *Conn) EnqueueChain(now time.Duration, head *Msg) {
 		// is undecided.
 		for m := head; m != nil; {
 			next := m.next
-			c.Enqueue(now, m)
+			c.Enqueue(now, m, nil)
 			m = next
 		}
 		return

@@ -26,7 +26,7 @@ func joinedOf(t *testing.T, credits int, messages ...[2]int) (frames [][2]int) {
 			m.Count = uint16(x[1])
 		}
 		want, n = append(want, body...), n+x[1]
-		w.c.Enqueue(w.now, m)
+		w.c.Enqueue(w.now, m, nil)
 	}
 	var got []byte
 	var lengths []int

@@ -8,7 +8,7 @@ import (
 
 // The short way of a lone datagram. What comes by itself, to an rdsd, on a lane where nothing
 // waits, would pass the queue only to be the one message that the next Fill finds there. So
-// where the owner offers a batch (Common.Lone) it leaves in the step that accepts it: no
+// where the owner offers a batch (Offer) it leaves in the step that accepts it: no
 // queue, no order to the shell, no second step. What is done is done by the functions that
 // Fill uses, to the same state; this file decides only when.
 
@@ -33,8 +33,7 @@ func (p *Lane) takesLone(m *Msg) bool {
 	case m.Count > 1 || len(m.Payload) > transport.InlineBytes || p.credits < 1:
 		return false
 	}
-	// The map may have changed since the socket asked it. It is asked last, for it costs most.
-	return !p.c.owner.Congested(m.DPort)
+	return true
 }
 
 // sendLone puts m into b, which is empty, and ends its filling.

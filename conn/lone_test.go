@@ -53,7 +53,6 @@ func TestTakesLone(t *testing.T) {
 		"a sign of life is due":     func(w *world, p *Lane, _ *Msg) { p.askNow = true },
 		"our map has changed":       func(w *world, p *Lane, _ *Msg) { p.congDirty = true },
 		"something is held":         func(w *world, p *Lane, _ *Msg) { p.newHold(4001) },
-		"the port is congested":     func(w *world, p *Lane, m *Msg) { w.peerMap.Set(m.DPort, true) },
 		"a batch is being written":  func(w *world, p *Lane, _ *Msg) { p.writing = true },
 		"a turn is ordered":         func(w *world, p *Lane, _ *Msg) { p.kicked = true },
 		"the link shakes hands":     func(w *world, p *Lane, _ *Msg) { p.ready = false },

@@ -268,13 +268,15 @@ func (w *world) enqueue(m *Msg) {
 	w.cells[m.Tag] = m.Cell
 	m.Bytes = uint32(len(m.Payload))
 	if !w.lone {
-		w.c.Enqueue(w.now, m)
+		w.c.Enqueue(w.now, m, nil)
 		return
 	}
 	o := Offer{Batch: transport.GetBatch()}
-	w.com.Lone = &o
-	w.c.Enqueue(w.now, m)
-	w.com.Lone = nil
+	offer := &o
+	if w.peerMap.Congested(m.DPort) {
+		offer = nil
+	}
+	w.c.Enqueue(w.now, m, offer)
 	if o.Lane == nil {
 		o.Batch.Put()
 		return

@@ -126,7 +126,7 @@ func (m *machine) dests(rng *rand.Rand, s *Socket, dst netip.AddrPort) {
 		i := rng.Intn(len(m.opened))
 		d := m.opened[i]
 		train := wire.Train{Body: fuzzPayload[:40+rng.Intn(20000)], Count: 1 + rng.Intn(3), Table: rng.Intn(2) == 0}
-		m.note("%v congested %v: %v, %v", d.Addr(), d.Congested(), s.Admit(d, train), s.AdmitAll(d, train))
+		m.note("%v congested %v: %v, %v", d.Addr(), d.Congested(), s.Admit(d, train, Within), s.Admit(d, train, Past))
 		if rng.Intn(3) == 0 {
 			m.opened = append(m.opened[:i], m.opened[i+1:]...)
 			d.Close()

@@ -79,6 +79,35 @@ func TestTally(t *testing.T) {
 	}
 }
 
+// TestNobodyPassesAShareOfHalf: while half of the memory stays free, a user's share is not asked
+// for, since whoever holds all of the other half is within it.
+func TestNobodyPassesAShareOfHalf(t *testing.T) {
+	rng := rand.New(rand.NewSource(1))
+	cfg := DefaultConfig()
+	for range 200 {
+		b := &Budget{Limit: 1 << 20}
+		cfg.Budget = b
+		node := quota.New(b.Limit, b.Datagrams)
+		b.Rest = node.Rest()
+		x := node.Account(quota.User(1))
+		e := NewEngine(&cfg, netip.MustParseAddr("10.0.0.1"), rand.New(rand.NewSource(1)))
+		s, _ := e.Bind(4000, SocketOptions{Account: x})
+		x.Grow([]quota.Kind{quota.Clients, quota.Regions}[rng.Intn(2)], rng.Int63n(b.Limit/2))
+		s.spend(rng.Intn(int(b.Limit) / 2))
+		if rng.Intn(2) == 0 {
+			e.End()
+		}
+		free, _ := e.room()
+		most := int(free - b.Limit/2) // so many more, and half is free still
+		if noted := e.tally.noted; most >= 0 && !x.Fits(int64(most), noted, free) {
+			t.Fatalf("with %d bytes of %d held, %d of them noted, the user has no share in %d", b.Used(), b.Limit, noted, most)
+		}
+		if beyond := int(free); fits(e, x, beyond) != x.Fits(int64(beyond), e.tally.noted, free) {
+			t.Fatalf("%d bytes held: the share in the last of the memory is not asked for", b.Used())
+		}
+	}
+}
+
 // memory is what the engine's node has taken, the step under way included.
 func (e *Engine) memory() int64 {
 	e.End()
@@ -134,5 +163,5 @@ func sendRoom(e *Engine) int {
 
 func fits(e *Engine, a *quota.Account, n int) bool {
 	free, _ := e.room()
-	return e.tally.fits(a, n, free)
+	return e.fits(a, n, free)
 }

@@ -225,7 +225,7 @@ func (e *Engine) Self() *Peer { return e.loop }
 // CongestedOf calls f for the congested ports of pe (Self: ours) from port from on, most
 // of them, and says how many they were and where to go on: -1 at the end.
 func (e *Engine) CongestedOf(pe *Peer, from, most int, f func(*CongestedPort)) (n, next int) {
-	m := pe.congested()
+	m := pe.cmap
 	for ; n < most; n++ {
 		port, ok := m.Next(from)
 		if !ok {

@@ -131,59 +131,53 @@ func (d *Dest) Addr() netip.AddrPort {
 // Congested reports whether the destination is congested as far as this node knows.
 func (d *Dest) Congested() bool { return d.f != nil && d.f.pe.Congested(d.f.dst.Port()) }
 
+// Limits says whether a train has to keep to the socket's own limits.
+type Limits bool
+
+const (
+	Within Limits = false // it waits while the socket has no room
+	// Past is for a client that asks about all that it has posted so far, which the caller
+	// bounds.
+	Past Limits = true
+)
+
 // Admit says whether Post would accept the train: nil, or the error Post would
-// return. After rdserr.ErrWouldBlock, the send buffer is full, too many datagrams
-// are undecided or the node's memory is spent, EvWritable follows; after any
-// other error trying again is of no use.
-func (s *Socket) Admit(d *Dest, t wire.Train) error {
-	n, err := s.sendable(d, t)
-	if err != nil {
-		return err
+// return. After rdserr.ErrWouldBlock, which there is only within the socket's limits,
+// EvWritable follows: the send buffer is full, too many datagrams are undecided or the node's
+// memory is spent. After any other error trying again is of no use.
+func (s *Socket) Admit(d *Dest, t wire.Train, l Limits) error {
+	f := d.f
+	switch {
+	case s.closed:
+		return rdserr.ErrClosed
+	case f == nil || f.s != s:
+		return rdserr.With(rdserr.ErrInvalid, "the destination was closed, or opened by another socket")
+	}
+	n := size(len(t.Body), 0)
+	// Of a plain datagram the length alone is to be looked at.
+	if largest := min(s.opt.SndBufBytes, wire.MaxDatagram); t.Count != 1 || t.Table || len(t.Body) > largest {
+		if err := checkTrain(t, largest); err != nil {
+			return err
+		}
+		if t.Count > 1 && f.dst.Port() < wire.PortFirst {
+			return rdserr.With(rdserr.ErrInvalid, "a train of %d datagrams to port 0, which takes pings one by one", t.Count)
+		}
+		n = size(t.PayloadBytes(), msgCount(t))
+	}
+	if l == Past {
+		return s.checkSendBudget(n)
 	}
 	if err := s.room(); err != nil {
 		s.wantSpace = true
 		return err
 	}
-	err = s.checkSendBudget(n)
+	err := s.checkSendBudget(n)
 	// Memory comes back: to the caller this is a full buffer, and EvWritable follows
 	// (quenchAll).
 	if err != nil && s.e.cfg.Budget.everSends(n) {
 		return rdserr.ErrWouldBlock
 	}
 	return err
-}
-
-// AdmitAll is Admit for a train that may pass the socket's own limits, because the client
-// asks about all that it has posted so far, which the caller bounds. It never returns
-// rdserr.ErrWouldBlock.
-func (s *Socket) AdmitAll(d *Dest, t wire.Train) error {
-	n, err := s.sendable(d, t)
-	if err != nil {
-		return err
-	}
-	return s.checkSendBudget(n)
-}
-
-// sendable checks the part of Admit that concerns the train itself, and returns how many bytes
-// of memory its message takes.
-func (s *Socket) sendable(d *Dest, t wire.Train) (bytes int, err error) {
-	f := d.f
-	switch {
-	case s.closed:
-		return 0, rdserr.ErrClosed
-	case f == nil || f.s != s:
-		return 0, rdserr.With(rdserr.ErrInvalid, "the destination was closed, or opened by another socket")
-	}
-	if err := checkTrain(t, min(s.opt.SndBufBytes, wire.MaxDatagram)); err != nil {
-		return 0, err
-	}
-	count := 0 // of conn.Msg
-	if t.Count > 1 {
-		if count = t.Count; f.dst.Port() < wire.PortFirst {
-			return 0, rdserr.With(rdserr.ErrInvalid, "a train of %d datagrams to port 0, which takes pings one by one", t.Count)
-		}
-	}
-	return size(t.PayloadBytes(), count), nil
 }
 
 // Post offers a train to a destination the socket opened. If it returns nil the train is
@@ -194,7 +188,7 @@ func (s *Socket) sendable(d *Dest, t wire.Train) (bytes int, err error) {
 //
 // cell, when not nil, is kept as conn.Msg.Cell says until the outcome.
 func (s *Socket) Post(now time.Duration, d *Dest, t wire.Train, cookie uint32, tag uint64, report Report, cell *uint64) error {
-	if err := s.Admit(d, t); err != nil {
+	if err := s.Admit(d, t, Within); err != nil {
 		return err
 	}
 	s.PostAdmitted(now, d, t, cookie, tag, report, cell)
@@ -206,14 +200,13 @@ func (s *Socket) PostAdmitted(now time.Duration, d *Dest, t wire.Train, cookie u
 	e, f := s.e, d.f
 	port := f.dst.Port()
 	m := e.conns.NewMsg()
-	m.Bytes = uint32(t.PayloadBytes())
 	switch {
 	case t.Count == 1 && !t.Table:
-		m.Payload = t.Body
+		m.Payload, m.Bytes = t.Body, uint32(len(t.Body))
 	case t.Count == 1:
-		m.Payload = oneDatagram(t)
+		m.Payload, m.Bytes = oneDatagram(t), uint32(t.PayloadBytes())
 	default:
-		m.Payload, m.Count, m.Table = t.Body, uint16(t.Count), conn.TableOf(t)
+		m.Payload, m.Bytes, m.Count, m.Table = t.Body, uint32(t.PayloadBytes()), uint16(t.Count), conn.TableOf(t)
 	}
 	m.Cookie, m.Tag, m.Report, m.DPort, m.Cell = cookie, tag, bool(report), port, cell
 	// Charged before it leaves: the outcome, which takes it out of the accounts again, may
@@ -223,7 +216,7 @@ func (s *Socket) PostAdmitted(now time.Duration, d *Dest, t wire.Train, cookie u
 	// Behind those that wait, congested or not: a flow keeps its order.
 	case f.q.head != nil:
 		s.wait(f, m)
-	case f.pe.Congested(port):
+	case f.pe.cmap.Congested(port):
 		s.wait(f, m)
 		s.block(now, f)
 	default:

@@ -90,6 +90,12 @@ func DefaultConfig() Config {
 // A socket of one address never meets a connection of another, so engines of
 // the same node share nothing but the Budget.
 type Engine struct {
+	// Lone is the shell's offer for the step under way: a small datagram to an rdsd that finds
+	// nothing before it is put into the batch when it is accepted (conn/lone.go), without a turn of
+	// its own. If a lane has taken the offer when the step ends, the shell writes the batch and
+	// calls Wrote, as after Fill. The shell makes none while somebody traces, whom Fill tells.
+	Lone *conn.Offer
+
 	cfg   *Config
 	local netip.Addr
 	now   time.Duration // of the current step
@@ -184,7 +190,7 @@ func NewEngine(cfg *Config, local netip.Addr, rng *rand.Rand) *Engine {
 	e := &Engine{cfg: cfg, local: local, socks: map[uint16]*Socket{}, peers: map[netip.Addr]*Peer{}, cver: 1,
 		timers: btree.NewG(16, timer.less), due: conn.Never}
 	e.named = map[uint32]share{}
-	e.loop = &Peer{e: e, addr: local, mapTold: -tellEvery}
+	e.loop = &Peer{e: e, addr: local, cmap: &e.cmap, mapTold: -tellEvery}
 	e.conns = conn.Common{Config: &cfg.Conn, Local: local, Rng: rng, AllowKernel: e.mayKernel}
 	e.groupsAt = -groupsEvery
 	return e
@@ -228,7 +234,7 @@ func (e *Engine) End() (due time.Duration, ordered bool) {
 	if len(e.cleared)+len(e.clearedMaps)+len(e.space) > 0 {
 		e.runDeferred(e.now)
 	}
-	e.conns.Lone = nil
+	e.Lone = nil
 	if len(e.conns.Changes) > 0 {
 		e.takeChanges()
 	}
@@ -299,16 +305,6 @@ func (e *Engine) Fill(now time.Duration, p *conn.Lane, b *transport.Batch) bool 
 		e.traceLeft(p)
 	}
 	return ok
-}
-
-// OfferLone makes an offer for the step under way: a small datagram to an rdsd that finds
-// nothing before it is put into the batch when it is accepted (conn/lone.go), without a turn of
-// its own. If a lane has taken the offer when the step ends, the shell writes the batch and
-// calls Wrote, as after Fill.
-func (e *Engine) OfferLone(o *conn.Offer) {
-	if e.tracer == nil { // who is told of what Fill does
-		e.conns.Lone = o
-	}
 }
 
 // AddressLost ends our incarnation towards all peers; see conn.Conn.AddressLost.

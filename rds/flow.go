@@ -197,11 +197,3 @@ func (f *flow) forget() {
 		s.lastFlow = nil
 	}
 }
-
-// Completed is conn.Completer: the one end of an accepted message.
-func (f *flow) Completed(m *conn.Msg, o conn.Outcome, why conn.Why) {
-	f.s.completed(m, o, why)
-	if len(f.dests) == 0 { // or it is not idle
-		f.s.endFlow(f)
-	}
-}

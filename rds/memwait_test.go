@@ -223,10 +223,10 @@ func TestSendThatNeverFits(t *testing.T) {
 	w.a.cfg.Budget = &Budget{Limit: 4000}
 	a := bindBox(t, w.a, 5000, 1<<20, SocketOptions{})
 	d := mustOpen(t, a.s, netip.AddrPortFrom(w.b.Local(), 4000), nil)
-	if err := a.s.Admit(d, wire.One(make([]byte, 3001))); !errors.Is(err, rdserr.ErrNoMemory) {
+	if err := a.s.Admit(d, wire.One(make([]byte, 3001)), Within); !errors.Is(err, rdserr.ErrNoMemory) {
 		t.Errorf("3,001 bytes of 4,000: %v", err)
 	}
-	if err := a.s.Admit(d, wire.One(make([]byte, 2800))); err != nil {
+	if err := a.s.Admit(d, wire.One(make([]byte, 2800)), Within); err != nil {
 		t.Errorf("2,800 bytes of 4,000: %v", err)
 	}
 	s, _ := w.a.Bind(5001, SocketOptions{})

@@ -19,7 +19,8 @@ type Peer struct {
 	e            *Engine
 	c            *conn.Conn // nil: this address itself
 	addr         netip.Addr
-	cmap         cong.Map
+	cmap         *cong.Map // of its ports: theirs, or the engine's own
+	theirs       cong.Map
 	flows        flowList             // of all sockets
 	busy         int                  // of them, not among the idle ones
 	ports        map[uint16]*peerPort // that concern a socket here
@@ -70,6 +71,7 @@ func (e *Engine) peer(now time.Duration, addr netip.Addr, o origin) (*Peer, erro
 		if o.named {
 			e.count(o.uid, 1)
 		}
+		pe.cmap = &pe.theirs
 		pe.c = conn.New(&e.conns, pe, &pe.ctr, addr)
 		e.peers[addr] = pe
 		e.order = append(e.order, pe)
@@ -120,20 +122,11 @@ func (pe *Peer) Conn() *conn.Conn { return pe.c }
 func (pe *Peer) Counters() stats.Counters { return pe.ctr }
 
 // CongestedPorts counts the peer's congested ports.
-func (pe *Peer) CongestedPorts() int { return pe.congested().Len() }
+func (pe *Peer) CongestedPorts() int { return pe.cmap.Len() }
 
 // AppendCongested appends which of the peer's ports are congested: 8,192 bytes, in which
 // bit p%8 of byte p/8 stands for port p.
-func (pe *Peer) AppendCongested(b []byte) []byte { return pe.congested().AppendTo(b) }
-
-// congested is the map of the peer's ports. Those of Self are the engine's own, which its
-// sockets mark.
-func (pe *Peer) congested() *cong.Map {
-	if pe == pe.e.loop {
-		return &pe.e.cmap
-	}
-	return &pe.cmap
-}
+func (pe *Peer) AppendCongested(b []byte) []byte { return pe.cmap.AppendTo(b) }
 
 func (pe *Peer) tick(now time.Duration) {
 	pe.tm.t = nil

@@ -78,9 +78,6 @@ func (pe *Peer) tidy(port uint16) {
 
 // Congested asks the peer's map.
 func (pe *Peer) Congested(port uint16) bool {
-	if pe.c == nil {
-		return pe.e.cmap.Congested(port)
-	}
 	return pe.cmap.Congested(port)
 }
 

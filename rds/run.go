@@ -31,7 +31,7 @@ func (s *Socket) SendRun(now time.Duration, dst netip.AddrPort, payload []byte, 
 	pe := f.pe
 	limit := min(s.opt.SndBufBytes, wire.MaxDatagram)
 	free, room := e.room() // for each of them in a message of its own
-	if !e.tally.fits(s.opt.Account, len(payload)+len(lengths)*msgBytes, free) {
+	if !e.fits(s.opt.Account, len(payload)+len(lengths)*msgBytes, free) {
 		return 0
 	}
 	bytes := 0

@@ -143,7 +143,7 @@ func size(bytes, count int) int {
 func (s *Socket) checkSendBudget(n int) error {
 	e := s.e
 	b := e.cfg.Budget
-	if free, room := e.room(); n > room || !e.tally.fits(s.opt.Account, n, free) {
+	if free, room := e.room(); n > room || !e.fits(s.opt.Account, n, free) {
 		b.Refused.Add(1)
 		// Only a message that may fit some day waits.
 		if b.everSends(n) {
@@ -191,7 +191,7 @@ func (s *Socket) charge(f *flow, m *conn.Msg) {
 func (s *Socket) dispatch(now time.Duration, f *flow, m *conn.Msg) {
 	s.e.now = now
 	if f.pe.c != nil {
-		f.pe.c.Enqueue(now, m)
+		f.pe.c.Enqueue(now, m, s.e.Lone)
 	} else {
 		m.At = now
 		s.deliverHere(f, m)
@@ -203,13 +203,13 @@ func (s *Socket) deliverHere(f *flow, m *conn.Msg) {
 	e := s.e
 	if m.Kind == conn.MsgPing {
 		s.place(e.loop, conn.Arrival{SPort: wire.PortPing, Train: wire.One(nil)})
-		s.completed(m, conn.Delivered, conn.WhyNone)
+		f.Completed(m, conn.Delivered, conn.WhyNone)
 		return
 	}
 	to := e.sock(m.DPort)
 	if to == nil {
 		e.ctr.RecvDropNoSock += uint64(m.Datagrams())
-		s.completed(m, conn.Failed, conn.WhyNoPort)
+		f.Completed(m, conn.Failed, conn.WhyNoPort)
 		return
 	}
 	a := conn.Arrival{Seq: e.here + 1, SPort: s.port, DPort: m.DPort, Train: m.Train()}
@@ -225,19 +225,19 @@ func (s *Socket) deliverHere(f *flow, m *conn.Msg) {
 		if m.Cell != nil {
 			atomic.StoreUint64(m.Cell, conn.CellHere<<conn.CellLane|e.here)
 		}
-		s.completed(m, conn.Delivered, conn.WhyNone)
+		f.Completed(m, conn.Delivered, conn.WhyNone)
 	case to.recvWaitAt > 0:
 		// An accepted message counts against the budget too, and could wait for ever.
-		s.completed(m, conn.Failed, conn.WhyNoMemory)
+		f.Completed(m, conn.Failed, conn.WhyNoMemory)
 	default: // the port has become congested by it
 		s.waitFirst(f, m)
 		s.block(e.now, f)
 	}
 }
 
-// completed is the one end of an accepted message.
-func (s *Socket) completed(m *conn.Msg, o conn.Outcome, why conn.Why) {
-	e := s.e
+// Completed is conn.Completer: the one end of an accepted message.
+func (f *flow) Completed(m *conn.Msg, o conn.Outcome, why conn.Why) {
+	s, e := f.s, f.s.e
 	n, k := int(m.Bytes), m.Datagrams()
 	s.used -= n
 	s.undecided -= k
@@ -281,6 +281,9 @@ func (s *Socket) completed(m *conn.Msg, o conn.Outcome, why conn.Why) {
 		s.traceDone(m, o, why)
 	}
 	e.conns.FreeMsg(m)
+	if len(f.dests) == 0 { // or it is not idle
+		s.endFlow(f)
+	}
 }
 
 // writable tells a client that met no room for another datagram that there is some.

@@ -21,10 +21,15 @@ func (t *tally) turn(a *quota.Account) {
 
 // fits reports whether n bytes more are within a's share of the memory, of which free bytes
 // are free.
-func (t *tally) fits(a *quota.Account, n int, free int64) bool {
-	mine := t.noted
-	if t.account != a {
-		mine = 0
+func (e *Engine) fits(a *quota.Account, n int, free int64) bool {
+	// Whoever holds no more than is free has not passed his share (quota.Account.Fits), and while
+	// half of the memory is free nobody holds more.
+	if free-int64(n) >= e.cfg.Budget.Limit/2 {
+		return true
+	}
+	mine := int64(0)
+	if e.tally.account == a {
+		mine = e.tally.noted
 	}
 	return a.Fits(int64(n), mine, free)
 }

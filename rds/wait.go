@@ -310,7 +310,7 @@ func (s *Socket) expire(f *flow, err error, why conn.Why, which func(*conn.Msg) 
 			s.countWaiting(m, -1)
 			cancelled += m.Datagrams()
 			s.e.ctr.SendCancelled += uint64(m.Datagrams())
-			s.completed(m, conn.Cancelled, why)
+			f.Completed(m, conn.Cancelled, why)
 		default:
 			s.countWaiting(m, -1)
 			s.sendDone(f, m, err)

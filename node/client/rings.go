@@ -130,7 +130,7 @@ func (r *ringSock) serve(now time.Duration) bool {
 		}
 		if posts && err == nil {
 			var n int
-			if n, err = r.takePosts(now, withRoom); n > 0 {
+			if n, err = r.takePosts(now, rds.Within); n > 0 {
 				r.took = n
 			}
 			if r.End.Lags() {
@@ -186,18 +186,10 @@ func (r *ringSock) Ready(uint32) {
 	r.react.Hot(r)
 }
 
-// admission says what may keep a descriptor from being taken.
-type admission uint8
-
-const (
-	withRoom   admission = iota // it waits while the socket has no room
-	regardless                  // nothing: its turn has come, with an outcome or without room
-)
-
 // takePosts takes descriptors, at most a turn's. The lock is held.
-func (r *ringSock) takePosts(now time.Duration, a admission) (n int, err error) {
+func (r *ringSock) takePosts(now time.Duration, l rds.Limits) (n int, err error) {
 	for range ringTurn {
-		if a == regardless && int64(r.point-r.End.Taking()) <= 0 {
+		if l == rds.Past && int64(r.point-r.End.Taking()) <= 0 {
 			return n, nil
 		}
 		ok, err := r.End.Next(&r.post)
@@ -206,10 +198,10 @@ func (r *ringSock) takePosts(now time.Duration, a admission) (n int, err error) 
 		}
 		// A client that posts one by one is served before it posts the next: its datagram goes the
 		// short way. One that is quicker would have each turn begin with a batch of one.
-		if n == 0 && a == withRoom && r.took <= 1 && r.post.Only {
+		if n == 0 && l == rds.Within && r.took <= 1 && r.post.Only {
 			r.host.OfferLone(r.react)
 		}
-		if r.left = !r.take(now, a); r.left {
+		if r.left = !r.take(now, l); r.left {
 			r.blocked.Store(true)
 			return n, nil
 		}
@@ -268,7 +260,7 @@ func (r *ringSock) takeReleases(now time.Duration) error {
 
 // take posts one descriptor to the engine. It reports false if the engine has no room now;
 // the same descriptor is taken again when it has.
-func (r *ringSock) take(now time.Duration, a admission) bool {
+func (r *ringSock) take(now time.Duration, l rds.Limits) bool {
 	p := &r.post
 	if p.Bad != nil {
 		r.refuse(p, p.Bad)
@@ -297,13 +289,7 @@ func (r *ringSock) take(now time.Duration, a admission) bool {
 	case r.marks != nil && r.cancelled(p, f.dst):
 		return true
 	}
-	var err error
-	if a == regardless {
-		err = r.sock.AdmitAll(f.dest, p.Train)
-	} else {
-		err = r.sock.Admit(f.dest, p.Train)
-	}
-	switch err {
+	switch err := r.sock.Admit(f.dest, p.Train, l); err {
 	case nil:
 	case rdserr.ErrWouldBlock:
 		return false

@@ -11,6 +11,7 @@ import (
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/guard"
+	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/shm"
 )
@@ -232,7 +233,7 @@ func (r *ringSock) reach() (there, more bool) {
 	err := r.hostile
 	n := 0
 	if err == nil && !r.closed {
-		n, err = r.takePosts(now, regardless)
+		n, err = r.takePosts(now, rds.Past)
 		r.lag()
 	}
 	r.judge(err)

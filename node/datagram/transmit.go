@@ -154,8 +154,9 @@ func (h *Local) OfferLone(w *Worker) {
 	if w.lone.Batch == nil {
 		w.lone.Batch = transport.GetBatch()
 	}
-	h.offered = w
-	h.e.OfferLone(&w.lone)
+	if h.tracing == nil { // who is told of what Fill does
+		h.offered, h.e.Lone = w, &w.lone
+	}
 }
 
 // leaveWritten ends the turn that wrote p's batch without the lock, if no step was begun
