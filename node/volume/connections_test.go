@@ -26,6 +26,8 @@ func TestConnectionsAreCharged(t *testing.T) {
 	}
 	eventually(t, "nothing is charged", func() bool { return used() == 0 })
 
+	events, stop := srv.Watch(FromNow)
+	defer stop()
 	other := n.memory.Account(quota.Holder{UID: 1, User: true})
 	other.Grow(quota.Clients, n.memory.Limit())
 	_, err := cli.Map(context.Background(), MapSpec{Node: n.node(), Name: "one"})
@@ -33,6 +35,14 @@ func TestConnectionsAreCharged(t *testing.T) {
 		t.Errorf("without memory: %v", err)
 	}
 	other.Give(quota.Clients, n.memory.Limit())
+	for e := range events {
+		if e.Kind == EventSession && e.State == "refused" {
+			if !strings.Contains(e.Text, "no memory") || e.Err == nil || e.Role != RoleServer {
+				t.Errorf("the administrator is told %+v", e)
+			}
+			break
+		}
+	}
 	if got := used(); got != 0 {
 		t.Errorf("after the refusal %d bytes are charged", got)
 	}

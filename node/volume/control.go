@@ -108,6 +108,7 @@ func (h *Host) Remap(ctx context.Context, what string) (MappingInfo, error) {
 		switch why := d.v.Err(); {
 		case got == 0:
 			err = d.outcome // of the event
+			d.answer(err)   // another Remap may wait for it too
 		case got == 1:
 			err = rdserr.With(rdserr.ErrNotFound, "it was unmapped meanwhile")
 		case why != nil:

@@ -108,11 +108,24 @@ func TestResizeIsSeen(t *testing.T) {
 		if n, err := server.h.ResizeExport(ctx, s.Name, 8<<20); err != nil || n != 8<<20 {
 			t.Fatalf("%s: %d, %v", s.Name, n, err)
 		}
+		events, stop := client.h.Watch(FromNow)
 		for _, id := range []string{m.ID, ro.ID} {
 			if n, err := client.h.ResizeMapping(ctx, id, 0); err != nil || n != 8<<20 {
 				t.Fatalf("%s: mapping %s: %d, %v", s.Name, id, n, err)
 			}
+			for e := range events {
+				if e.Kind == EventResize {
+					if e.Mapping != id || e.Size != 8<<20 {
+						t.Errorf("%s: mapping %s: told %+v", s.Name, id, e)
+					}
+					break
+				}
+				if e.Kind == EventMapping {
+					t.Errorf("%s: mapping %s: told %+v", s.Name, id, e)
+				}
+			}
 		}
+		stop()
 		c := open(t, m) // a new client sees the new size
 		if err := writePattern(c, 7<<20, 1<<20, 1, 64<<10); err != nil {
 			t.Fatal(err)

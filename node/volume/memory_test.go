@@ -28,6 +28,9 @@ func TestChunksCostWhatIsTouched(t *testing.T) {
 	}
 	trimChunks(b[1:10])
 	trimChunks(nil)
+	if n := residentBytes(nil); n != 0 {
+		t.Errorf("%d bytes of nothing are in memory", n)
+	}
 	if b[0] != 1 {
 		t.Fatal("part of a page was given back")
 	}

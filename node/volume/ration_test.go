@@ -90,6 +90,38 @@ func TestRationedReads(t *testing.T) {
 	}
 }
 
+// TestRationedWrites: a write for which no memory is granted yet waits in the link, which is not
+// read for that long, and does not end for it.
+func TestRationedWrites(t *testing.T) {
+	port := freePort(t)
+	n := newServerNode(t, port)
+	n.memory = quota.New(256<<20, func() int64 { return 0 })
+	srv, cli := n.start(), newClientNode(t, port).start()
+	mustExport(t, srv, memory("disk", 4<<20))
+	m := mustMap(t, cli, MapSpec{Node: n.node(), Name: "disk"})
+	c := open(t, m)
+	used := func() int64 { return n.memory.Kinds()[quota.Chunks].Used }
+	n.memory.Ration(quota.Chunks, used()+4096, used()+192<<10) // what may come by one read fits
+	done := make(chan error, 1)
+	go func() { done <- writePattern(c, 0, 256<<10, 1, 64<<10) }()
+	eventually(t, "more is asked for", func() bool { return n.memory.Asked(quota.Chunks) })
+	select {
+	case err := <-done:
+		t.Fatalf("written without memory: %v", err)
+	case <-time.After(4 * rationEvery):
+	}
+	n.memory.Ration(quota.Chunks, 128<<20, 128<<20)
+	if err := <-done; err != nil {
+		t.Fatalf("after the grant: %v", err)
+	}
+	if p := cli.Paths(); len(p) != 1 || p[0].Epoch != 1 || p[0].ReconnectsOK != 0 {
+		t.Errorf("the path was connected anew: epoch %d, %d times", p[0].Epoch, p[0].ReconnectsOK)
+	}
+	if err := checkPattern(c, 0, 256<<10, 1, 64<<10); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestChunksAreGivenBack: what a session was charged for its chunks comes back with its
 // end, and only that: another session's stays.
 func TestChunksAreGivenBack(t *testing.T) {

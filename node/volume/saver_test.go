@@ -127,6 +127,23 @@ func TestSaverTriesAgain(t *testing.T) {
 	})
 }
 
+// TestSaverTriesForWhoWaits: while a disk fails, with a long pause until it is tried again, one
+// who waits has it tried after saveEvery at most, with an answer of his own.
+func TestSaverTriesForWhoWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSaver(thisMachine(nil), func() error { return syscall.ENOSPC }, func(error) {})
+		go s.run()
+		s.mark()
+		time.Sleep(20 * time.Second) // the next try is at 31 s
+		synctest.Wait()
+		began := time.Now()
+		if err := s.soon(); !errors.Is(err, syscall.ENOSPC) || time.Since(began) > saveEvery {
+			t.Errorf("told %v after %v", err, time.Since(began))
+		}
+		s.end()
+	})
+}
+
 // opener has a session of the client at the server, and returns what opens a volume
 // there for writing and closes it again.
 func opener(t *testing.T, server, client *testNode) func(name string) error {

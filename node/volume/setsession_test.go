@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/internal/kernelpeer"
+	"github.com/rdsd/rdsd/rtrs"
 )
 
 // TestSetSession: what is changed of a session counts at once and for its mappings, which keep it
@@ -97,5 +98,24 @@ func TestUnfencedFailovers(t *testing.T) {
 			}
 			x.end(t)
 		})
+	}
+}
+
+// TestSessionChanges holds the edges of what may be changed, and the words for what becomes of
+// requests without a fence.
+func TestSessionChanges(t *testing.T) {
+	for c, right := range map[SessionChange]bool{
+		{UnfencedAfter: minUnfenced}: true, {UnfencedAfter: minUnfenced - 1}: false,
+		{UnfencedAfter: maxTimeout}: true, {UnfencedAfter: maxTimeout + 1}: false,
+		{MaxReconnects: NoLimit}: true, {MaxReconnects: 1}: true, {MaxReconnects: maxReconnects}: true, {MaxReconnects: maxReconnects + 1}: false,
+	} {
+		if err := c.check(); (err == nil) != right {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+	for word, want := range map[string]rtrs.Unfenced{UnfencedAfter: rtrs.RetryAfter, UnfencedNow: rtrs.RetryNow, UnfencedWait: rtrs.RetryNever} {
+		if got := unfenced(word); got != want {
+			t.Errorf("%s is %v, want %v", word, got, want)
+		}
 	}
 }

@@ -3,10 +3,13 @@ package volume
 import (
 	"errors"
 	"net/netip"
+	"reflect"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/rdsd/rdsd/rtrs"
 )
 
 func TestDefaultConfigIsRight(t *testing.T) {
@@ -15,8 +18,20 @@ func TestDefaultConfigIsRight(t *testing.T) {
 	}
 	var c Config
 	c.defaults()
-	if c.Port != DefaultPort || c.QueueDepth != 512 || c.MaxIO != 256<<10 || !*c.AlwaysInvalidate || c.Heartbeat*time.Duration(c.MissedLimit) > time.Second {
+	if !*c.AlwaysInvalidate || c.Heartbeat*time.Duration(c.MissedLimit) > time.Second || c.Name != hostName() {
 		t.Fatalf("defaults %+v", c)
+	}
+	// What operations.md and volumes.md say.
+	c.AlwaysInvalidate, c.Name = nil, ""
+	want := Config{
+		Port: DefaultPort, Listen: ListenAuto, OnLoss: OnLossWait, Unfenced: UnfencedAfter, Policy: rtrs.MinInflight.String(), Attach: AsSocket,
+		QueueDepth: 512, MaxIO: 256 << 10, MaxSessions: 256, MaxConnections: 32768, Connections: 1, MissedLimit: 4, MaxReconnects: NoLimit, MaxMappings: 256, MaxExports: 1024,
+		Heartbeat: 200 * time.Millisecond, ReconnectMin: 100 * time.Millisecond, ReconnectMax: 5 * time.Second,
+		IOTimeout: 30 * time.Second, LossTimeout: 30 * time.Second, UnfencedAfter: 40 * time.Second,
+		NBDTimeout: 10 * time.Second, DeadTimeout: time.Minute, SocketMode: 0o600,
+	}
+	if !reflect.DeepEqual(c, want) {
+		t.Errorf("defaults %+v, want %+v", c, want)
 	}
 }
 
@@ -59,21 +74,22 @@ func TestWrongConfigIsToldByKey(t *testing.T) {
 
 func TestWrongExportsAreRefused(t *testing.T) {
 	for says, s := range map[string]ExportSpec{
-		`".." is not allowed`:        {Name: "../x", Size: 512},
-		"at most 254":                {Name: strings.Repeat("x/", 130) + "x", Size: 512},
-		"want file, block or memory": {Name: "a", Kind: "tape", Size: 512},
-		"memory has no path":         {Name: "a", Kind: KindMemory, Path: "/x", Size: 512},
-		"want a size (memory)":       {Name: "a"},
-		"only a file":                {Name: "a", Kind: KindBlock, Path: "/x", Size: 512, Create: true},
-		"cannot persist":             {Name: "a", Size: 512, Persist: true},
-		"want an absolute one":       {Name: "a", Path: "x"},
-		"size of the file to create": {Name: "a", Path: "/x", Create: true},
-		"created read-only":          {Name: "a", Path: "/x", Create: true, Size: 512, ReadOnly: true},
-		"a size goes with memory":    {Name: "a", Path: "/x", Size: 512},
-		"logical block size 1024":    {Name: "a", Size: 1024, LogicalBlock: 1024},
-		"multiple of the logical":    {Name: "a", Size: 1000},
-		"not a subnet":               {Name: "a", Size: 512, Allow: []netip.Prefix{netip.MustParsePrefix("10.0.0.1/8")}},
-		"pattern":                    {Name: "a", Size: 512, Sessions: []string{""}},
+		`".." is not allowed`:                     {Name: "../x", Size: 512},
+		"at most 254":                             {Name: strings.Repeat("x/", 130) + "x", Size: 512},
+		"want file, block or memory":              {Name: "a", Kind: "tape", Size: 512},
+		"memory has no path":                      {Name: "a", Kind: KindMemory, Path: "/x", Size: 512},
+		"want a size (memory)":                    {Name: "a"},
+		"only a file":                             {Name: "a", Kind: KindBlock, Path: "/x", Size: 512, Create: true},
+		"cannot persist":                          {Name: "a", Size: 512, Persist: true},
+		"want an absolute one":                    {Name: "a", Path: "x"},
+		"size of the file to create":              {Name: "a", Path: "/x", Create: true},
+		"created read-only":                       {Name: "a", Path: "/x", Create: true, Size: 512, ReadOnly: true},
+		"a size goes with memory":                 {Name: "a", Path: "/x", Size: 512},
+		"logical block size 1024":                 {Name: "a", Size: 1024, LogicalBlock: 1024},
+		"multiple of the logical block size 512":  {Name: "a", Size: 1000},
+		"multiple of the logical block size 4096": {Name: "a", Size: 5120, LogicalBlock: 4096},
+		"not a subnet":                            {Name: "a", Size: 512, Allow: []netip.Prefix{netip.MustParsePrefix("10.0.0.1/8")}},
+		"pattern":                                 {Name: "a", Size: 512, Sessions: []string{""}},
 	} {
 		if err := s.check(); !errors.Is(err, syscall.EINVAL) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%+v: %v; want %q", s, err, says)
