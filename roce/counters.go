@@ -21,6 +21,7 @@ type Counters struct {
 	// Those that rxe does not have.
 	AckTimeouts uint64 `name:"ack_timeouts" help:"times that no acknowledgement came in time"`
 	SentAcks    uint64 `name:"sent_acks" help:"packets sent that are acknowledgements alone, negative ones included"`
+	AckRepeats  uint64 `name:"ack_repeats" help:"acknowledgements sent once more because nothing came after them"`
 	ReadReplays uint64 `name:"read_replays" help:"READs of peers that were answered again"`
 	GapsClosed  uint64 `name:"gaps_closed" help:"times that sending went back and the peer said something new later, two at most each time: silence for good is not among them"`
 	BadSyndrome uint64 `name:"bad_syndrome" help:"acknowledgements that say nothing known"`
@@ -44,6 +45,7 @@ func (c *Counters) add(o *Counters) {
 	c.RDMARecvs += o.RDMARecvs
 	c.AckTimeouts += o.AckTimeouts
 	c.SentAcks += o.SentAcks
+	c.AckRepeats += o.AckRepeats
 	c.ReadReplays += o.ReadReplays
 	c.GapsClosed += o.GapsClosed
 	c.BadSyndrome += o.BadSyndrome

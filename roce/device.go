@@ -282,15 +282,19 @@ func (d *Device) Unsent(b *Burst) {
 // be sent at once is not waited for: call Fill after whatever may have changed something.
 func (d *Device) Next() time.Duration { return d.timers.next() }
 
-// Tick does what is due: what was not acknowledged in time is sent again. Call Fill after it.
+// Tick does what is due: what was not acknowledged in time is sent again, and so is an
+// acknowledgement after which nothing came. Call Fill after it.
 func (d *Device) Tick(now time.Duration) {
 	for d.timers.next() <= now {
 		q := d.timers.pop()
+		if q.resp.repeat <= now {
+			q.repeatAck()
+		}
 		if q.deadline <= now {
 			q.deadline = never
 			q.expired(now)
-			q.kick()
 		}
+		q.kick()
 		d.timers.arm(q)
 	}
 }

@@ -20,7 +20,9 @@ type kernel struct {
 	mem    *Memory
 	wake   func() // a completion is there
 	fault  func(format string, a ...any)
-	before int // messages that are complete
+	before int           // messages that are complete
+	late   func()        // its time has passed (world.late)
+	spoke  time.Duration // when it sent a packet last
 	done   []Completion
 	dead   bool
 	deadAt time.Duration
@@ -64,6 +66,7 @@ type kernelRead struct {
 const kernelTimeout = 4096 * time.Nanosecond << 19
 
 func (k *kernel) send(p Packet) {
+	k.spoke = k.c.Now()
 	p.PKey, p.Dest = DefaultPKey, k.peer.Number
 	f, _ := NewFlow(k.addr, netip.AddrPortFrom(k.peer.Addr, Port))
 	b := p.Append(nil)
@@ -182,6 +185,9 @@ func (k *kernel) arm() {
 	k.c.After(kernelTimeout, func() {
 		if id != k.timer || k.dead || len(k.works) == 0 || k.next == k.una {
 			return
+		}
+		if k.late != nil {
+			k.late()
 		}
 		k.again(RetryExceeded)
 		if !k.dead {

@@ -100,7 +100,7 @@ type QP struct {
 	inLine bool // of the device, with behind
 	behind *QP
 
-	// place in the device's timers, from 1 on, if any. look <= deadline while it has one.
+	// place in the device's timers, from 1 on, if any. look <= due() while it has one.
 	place    int
 	look     time.Duration
 	deadline time.Duration // when the requester does something by itself
@@ -150,7 +150,7 @@ func newQP(d *Device, number uint32, cfg QPConfig) *QP {
 	// A place is given back when its completion is polled, so completions always have one.
 	q := &QP{dev: d, number: number, cfg: cfg, deadline: never, done: newRing[Completion](cfg.Sends + cfg.Recvs)}
 	q.req.queue = newRing[send](cfg.Sends)
-	q.resp.queue = newRing[Recv](cfg.Recvs)
+	q.resp = responder{queue: newRing[Recv](cfg.Recvs), repeat: never}
 	return q
 }
 
@@ -214,6 +214,7 @@ func (q *QP) Fail() {
 	if err := q.enter(Error); err != nil {
 		panic(err) // the table allows it from everywhere
 	}
+	q.resp.repeat = never
 	q.deadline = never
 	q.resp.active = 0
 	for q.req.queue.n > 0 {
@@ -257,7 +258,7 @@ func (q *QP) Close() error {
 	d.stats.add(&q.stats)
 	q.cfg.Memory.Forget(q.number)
 	q.state, q.deadline = Error, never
-	q.req, q.resp, q.done = requester{}, responder{}, ring[Completion]{}
+	q.req, q.resp, q.done = requester{}, responder{repeat: never}, ring[Completion]{}
 	q.cfg.Sends, q.cfg.Recvs = 0, 0 // so that there is no room to post
 	return nil
 }
@@ -322,7 +323,7 @@ func (q *QP) fill(now time.Duration, b *Burst) {
 	b.spare = 0
 	// An answer that is before a READ's says to the peer that the READ was forgotten.
 	if r.owed && r.active == 0 && b.room(ackLen) {
-		q.fillAnswer(b)
+		q.fillAnswer(now, b)
 	}
 	q.dev.timers.arm(q)
 }

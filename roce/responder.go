@@ -1,5 +1,7 @@
 package roce
 
+import "time"
+
 // reach is how far from what is expected a packet's number may be. Peers have far fewer
 // packets under way; what is further away is not of this connection.
 const reach = 1 << 16
@@ -22,6 +24,10 @@ type responder struct {
 	syndrome Syndrome
 	psn      PSN
 
+	// The last acknowledgement that left is repeated while nothing comes (repeatAck).
+	repeat  time.Duration // when; never: not at all
+	repeats int           // how often it was
+
 	// READs of the peer: those to be answered, and those that may be asked for again because
 	// the answers were lost, in a circle of which oldest is the first.
 	reads  []reading
@@ -39,7 +45,7 @@ type place struct {
 // begin makes r expect first. It keeps what was posted.
 func (r *responder) begin(first PSN, reads int) {
 	// Before the first message is the end of another.
-	*r = responder{queue: r.queue, out: r.out, expected: first, prev: SendOnly, reads: r.reads[:0]}
+	*r = responder{queue: r.queue, out: r.out, expected: first, prev: SendOnly, reads: r.reads[:0], repeat: never}
 	if cap(r.reads) < reads {
 		r.reads = make([]reading, 0, reads)
 	}
@@ -51,6 +57,7 @@ func (r *responder) answer(s Syndrome, psn PSN) { r.owed, r.syndrome, r.psn = tr
 
 // acknowledge owes the peer an acknowledgement, unless it is owed something that includes it.
 func (q *QP) acknowledge() {
+	q.resp.repeats = 0
 	if q.resp.owed {
 		q.stats.AckDeferred++
 		return
@@ -58,10 +65,36 @@ func (q *QP) acknowledge() {
 	q.resp.answer(AckUnlimited, 0)
 }
 
+// An acknowledgement is repeated up to maxRepeats times: firstRepeat after it left, and each
+// time 1 << repeatShift times as long after that, which is 20 ms, 180 ms and 1.5 s in all.
+const (
+	firstRepeat = 20 * time.Millisecond
+	repeatShift = 3
+	maxRepeats  = 3
+)
+
+// repeatAck owes the peer its last acknowledgement once more.
+//
+// Nothing tells a peer that waits for one that was lost but its own time, which is 2.1 s with
+// kernels, and then rxe of Linux 6.1 goes back in a way that it may not outlive (docs/testing.md).
+// A peer that has it drops what acknowledges nothing new. An acknowledgement does not stand for
+// the answers to a READ, and rxe takes it for one: there is none while a READ was the last request.
+func (q *QP) repeatAck() {
+	r := &q.resp
+	r.repeat = never
+	if r.owed || r.refused || r.active > 0 || opcodes[r.prev].kind == kindReadRequest {
+		return
+	}
+	q.stats.AckRepeats++
+	r.repeats++
+	r.answer(AckUnlimited, 0)
+}
+
 // fillAnswer adds the answer that is owed to b, where there is room.
-func (q *QP) fillAnswer(b *Burst) {
+func (q *QP) fillAnswer(now time.Duration, b *Burst) {
 	r := &q.resp
 	r.owed = false
+	r.repeat = never
 	p := Packet{
 		Op: Acknowledge, Migrated: migrated, PKey: DefaultPKey, Dest: q.peer.Number,
 		PSN: r.psn, Syndrome: r.syndrome, MSN: r.msn,
@@ -71,6 +104,9 @@ func (q *QP) fillAnswer(b *Burst) {
 	}
 	q.stats.SentAcks++
 	b.add(&q.dev.out, &p, [3][]byte{})
+	if r.syndrome.IsAck() && r.repeats < maxRepeats && q.state != Error {
+		r.repeat = now + firstRepeat<<(repeatShift*r.repeats)
+	}
 }
 
 // request takes a packet of a message of the peer. It reports whether p belongs to this

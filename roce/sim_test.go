@@ -51,6 +51,9 @@ func newWorld(seed int64, trace bool) *world {
 	}
 	w.hostile = choose(w, 0, 0, 0.01)
 	w.benign = w.net.Profile.Loss <= 0.01 && w.net.Profile.Flip <= 0.01
+	if !w.benign {
+		w.whole = never - time.Minute
+	}
 	return w
 }
 
@@ -115,6 +118,7 @@ func (w *world) join(name string, mtu int) {
 func (e *end) connect(to *end, p Peer, ours, theirs PSN) {
 	p.Number, p.Addr, p.First = to.number(), to.h.addr.Addr(), theirs
 	if k := e.k; k != nil {
+		k.late = func() { e.h.w.late(k, to) }
 		k.peer, k.epsn, k.una, k.next = p, theirs, ours, ours
 		k.retries, k.rnrs = 7, int(p.RNRRetry)
 		return
@@ -124,6 +128,25 @@ func (e *end) connect(to *end, p Peer, ours, theirs PSN) {
 	}
 	if err := e.q.Start(ours); err != nil {
 		panic(err)
+	}
+}
+
+// late looks at why a kernel sends again, 2.1 s after it heard last. It is not because its peer has all and
+// said so once: an acknowledgement after which nothing comes is repeated, the last time 1.5 s later. By
+// then the net has to be whole, or to lose so little that not all of them are lost.
+func (w *world) late(k *kernel, from *end) {
+	for i := range k.works {
+		if k.works[i].Op == OpRead {
+			return // which is answered, and not acknowledged
+		}
+	}
+	silent := w.Now() - k.spoke
+	whole := max(w.whole, w.cutUntil)
+	if from.lost || from.dead() || silent < 1900*time.Millisecond || whole > k.spoke+time.Second {
+		return
+	}
+	if from.q.resp.expected == k.next {
+		w.fail("a kernel sends again what came %v ago: %06x up to %06x", silent, k.una, k.next)
 	}
 }
 
@@ -152,6 +175,7 @@ func (w *world) faults(t time.Duration) {
 // cutFor parts the hosts for a while, in one direction or both.
 func (w *world) cutFor(d time.Duration) {
 	w.counts.cuts++
+	w.cutUntil = max(w.cutUntil, w.Now()+d)
 	a, b := w.hosts[0].addr.Addr(), w.hosts[1].addr.Addr()
 	which := w.rnd.Intn(4)
 	w.note("cut %d for %v", which, d)
@@ -244,6 +268,7 @@ func (w *world) run() {
 	w.faults(t)
 	w.until(t)
 	w.net.Profile = sim.DatagramProfile{Latency: w.net.Profile.Latency}
+	w.whole = min(w.whole, t)
 	// A cut may last for 30 s more, a peer is waited for 17, and a kernel asks each 2.1 s.
 	w.until(t + 90*time.Second)
 	for _, f := range w.flows {

@@ -8,8 +8,11 @@ import (
 // never is the time of what is not due.
 const never = time.Duration(math.MaxInt64)
 
+// due is when q does something by itself: the requester by its deadline, or the responder.
+func (q *QP) due() time.Duration { return min(q.deadline, q.resp.repeat) }
+
 // timers is a heap of queue pairs by when they are to be looked at, which is not after they
-// are due. A deadline that moves away, as with each acknowledgement, moves nothing in the heap:
+// are due. A time that moves away, as with each acknowledgement, moves nothing in the heap:
 // the queue pair is looked at for nothing, once, and goes to its new place.
 type timers struct{ heap []*QP }
 
@@ -21,16 +24,17 @@ func (t *timers) next() time.Duration {
 	return t.heap[0].look
 }
 
-// arm puts q, whose deadline has changed, where it belongs.
+// arm puts q, of which it has changed when it is due, where it belongs.
 func (t *timers) arm(q *QP) {
+	due := q.due()
 	switch {
-	case q.deadline == never || q.place > 0 && q.look <= q.deadline:
+	case due == never || q.place > 0 && q.look <= due:
 		return
 	case q.place == 0:
 		t.heap = append(t.heap, q)
 		q.place = len(t.heap)
 	}
-	q.look = q.deadline
+	q.look = due
 	t.up(q.place - 1)
 }
 

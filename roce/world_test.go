@@ -24,6 +24,8 @@ type world struct {
 	hostile float64 // how likely an operation is one that must not be done
 	benign  bool    // no fault lasts as long as a queue pair's patience
 
+	whole, cutUntil time.Duration // when the net has lost little since, and when the last cut ended
+
 	counts struct {
 		ok, died, restarts, cuts, revoked, spoofed, polls, trespasses uint64
 		sum                                                           Counters

@@ -35,7 +35,12 @@ const (
 	lifeCode     = 18 // of a packet on its way: 1.1 s
 	serviceCode  = 24 // of an answer that takes longer (MRA): 69 s
 	maxRetries   = 15 // a message is sent so often again
-	ackDelayCode = 15 // within which the device acknowledges, for the peer to know: 134 ms
+
+	// ackDelayCode is of the time within which the device acknowledges, for the peer to know: 4.3 s,
+	// and not a card's 134 ms, because a process may be without a processor for so long. A
+	// kernel that dials sends again after 8.6 s then, and not after 2.1 s (cm_ack_timeout in
+	// drivers/infiniband/core/cm.c): rxe of Linux 6.1 may stop for good when it goes back (ADR 40).
+	ackDelayCode = 20
 
 	response = 4096 * time.Nanosecond << responseCode
 	life     = 4096 * time.Nanosecond << lifeCode

@@ -2,6 +2,7 @@ package cm
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand"
@@ -84,6 +85,16 @@ func (w *world) name(c *Conn) string {
 	return n
 }
 
+// ours is a kernel's message with the one thing that we say otherwise: how late a REP's sender may acknowledge.
+func ours(mad []byte) []byte {
+	if attr(binary.BigEndian.Uint16(mad[16:])) != attrREP {
+		return mad
+	}
+	mad = bytes.Clone(mad)
+	mad[headerLen+26] = ackDelayCode<<3 | mad[headerLen+26]&7
+	return mad
+}
+
 func (w *world) Send(to netip.AddrPort, mad []byte) {
 	w.sent++
 	if to.Port() != udpPort || len(mad) != MADLen {
@@ -91,7 +102,7 @@ func (w *world) Send(to netip.AddrPort, mad []byte) {
 	}
 	text := textOf(mad)
 	for _, v := range w.known {
-		if bytes.Equal(v.mad, mad) {
+		if bytes.Equal(ours(v.mad), mad) {
 			text = fmt.Sprintf("%s, as %s in packet %s", v.kind, v.capture, v.packet)
 		}
 	}
