@@ -295,6 +295,9 @@ func (k *kernel) answer(p *Packet) {
 		if w.first.Add(w.n).Sub(upTo) <= 0 {
 			done++
 		}
+		if w.Op == OpRead && p.Syndrome.IsAck() && w.first.Add(w.n) == upTo {
+			k.fault("a kernel takes an acknowledgement of %06x for the answer to a READ", p.PSN)
+		}
 	}
 	if p.MSN != PSN(done) {
 		k.fault("a kernel is told that %d messages are done, and knows of %d", p.MSN, done)

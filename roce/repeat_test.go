@@ -33,7 +33,7 @@ func (p *rxePeer) acks(from, to time.Duration) (at []time.Duration) {
 		p.A.dev.Tick(now)
 		var pkt Packet
 		for p.A.next(now, &pkt) {
-			if pkt.Op != Acknowledge || pkt.Syndrome != AckUnlimited || pkt.PSN != p.psn.Add(-1) {
+			if pkt.Op != Acknowledge || pkt.Syndrome != AckUnlimited || pkt.PSN != p.psn.Add(-1) || int(pkt.MSN) != p.psn.Sub(firstB) {
 				p.t.Fatalf("at %v: %v %v %06x, want an acknowledgement of %06x", now, pkt.Op, pkt.Syndrome, pkt.PSN, p.psn.Add(-1))
 			}
 			at = append(at, now)
@@ -78,8 +78,22 @@ func TestAckRepeatedFromTheLast(t *testing.T) {
 	p.want(p.acks(301*ms, time.Hour), 301*ms, 321*ms, 481*ms, 1761*ms)
 }
 
-// TestNoAckRepeated: rxe takes an acknowledgement for the answer to a READ. A refusal is not repeated
-// either, nor anything by a queue pair that has ended.
+// TestReadIsNotAcknowledged: rxe takes an acknowledgement of a READ for its answer. What comes once more
+// before a READ is acknowledged up to the READ, and so are repeats.
+func TestReadIsNotAcknowledged(t *testing.T) {
+	p := newRxePeer(t)
+	p.send(0)
+	key, _ := p.A.expose(256)
+	p.A.give(0, p.B.addr, &Packet{Op: ReadRequest, PKey: DefaultPKey, Dest: p.a.number, PSN: p.psn, AckReq: true, Key: key, Addr: 0x1000, Len: 8})
+	if n := p.A.lose(0); n != 2 {
+		t.Fatalf("%d packets, want an acknowledgement and an answer", n)
+	}
+	p.psn = p.psn.Add(-1)
+	p.send(ms)
+	p.want(p.acks(ms, time.Hour), ms, 21*ms, 181*ms, 1461*ms)
+}
+
+// TestNoAckRepeated: a refusal is not repeated, nor anything by a queue pair that has ended.
 func TestNoAckRepeated(t *testing.T) {
 	packet := func(p *rxePeer, change func(*Packet)) {
 		pkt := Packet{Op: SendOnly, PKey: DefaultPKey, Dest: p.a.number, PSN: p.psn, AckReq: true}
@@ -87,10 +101,6 @@ func TestNoAckRepeated(t *testing.T) {
 		p.A.give(0, p.B.addr, &pkt)
 	}
 	for name, then := range map[string]func(p *rxePeer){
-		"a READ": func(p *rxePeer) {
-			key, _ := p.A.expose(256)
-			packet(p, func(pkt *Packet) { pkt.Op, pkt.Key, pkt.Addr, pkt.Len = ReadRequest, key, 0x1000, 8 })
-		},
 		"a gap":   func(p *rxePeer) { packet(p, func(pkt *Packet) { pkt.PSN = p.psn.Add(1) }) },
 		"the end": func(p *rxePeer) { p.a.Fail() },
 		"close":   func(p *rxePeer) { p.must(p.a.Close()) },

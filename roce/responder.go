@@ -13,9 +13,11 @@ type responder struct {
 	expected PSN    // of the next packet
 	msn      PSN    // messages that were completed
 	prev     Opcode // of the packet before
-	got      int    // bytes of the message that has begun
-	write    place  // of a WRITE that has begun
-	refused  bool   // the expected packet was answered with a NAK and did not come since
+	acked    PSN    // behind the last packet of a SEND or WRITE, and the messages until then
+	ackedMSN PSN
+	got      int   // bytes of the message that has begun
+	write    place // of a WRITE that has begun
+	refused  bool  // the expected packet was answered with a NAK and did not come since
 
 	// The answer that the peer is owed. A later one says all that an earlier one did, so
 	// there is at most one. Of an acknowledgement psn is not looked at: it is about all that
@@ -45,7 +47,7 @@ type place struct {
 // begin makes r expect first. It keeps what was posted.
 func (r *responder) begin(first PSN, reads int) {
 	// Before the first message is the end of another.
-	*r = responder{queue: r.queue, out: r.out, expected: first, prev: SendOnly, reads: r.reads[:0], repeat: never}
+	*r = responder{queue: r.queue, out: r.out, expected: first, acked: first, prev: SendOnly, reads: r.reads[:0], repeat: never}
 	if cap(r.reads) < reads {
 		r.reads = make([]reading, 0, reads)
 	}
@@ -77,12 +79,11 @@ const (
 //
 // Nothing tells a peer that waits for one that was lost but its own time, which is 2.1 s with
 // kernels, and then rxe of Linux 6.1 goes back in a way that it may not outlive (docs/testing.md).
-// A peer that has it drops what acknowledges nothing new. An acknowledgement does not stand for
-// the answers to a READ, and rxe takes it for one: there is none while a READ was the last request.
+// A peer that has it drops what acknowledges nothing new.
 func (q *QP) repeatAck() {
 	r := &q.resp
 	r.repeat = never
-	if r.owed || r.refused || r.active > 0 || opcodes[r.prev].kind == kindReadRequest {
+	if r.owed || r.refused || r.active > 0 {
 		return
 	}
 	q.stats.AckRepeats++
@@ -100,7 +101,9 @@ func (q *QP) fillAnswer(now time.Duration, b *Burst) {
 		PSN: r.psn, Syndrome: r.syndrome, MSN: r.msn,
 	}
 	if r.syndrome.IsAck() {
-		p.PSN = r.expected.Add(-1)
+		// READs behind that are acknowledged by their answers. rxe takes an acknowledgement of a
+		// READ for its answer, and completes it without the data if that is lost.
+		p.PSN, p.MSN = r.acked.Add(-1), r.ackedMSN
 	}
 	q.stats.SentAcks++
 	b.add(&q.dev.out, &p, [3][]byte{})
@@ -176,6 +179,7 @@ func (q *QP) expected(p *Packet) {
 	if p.Op.Ends() {
 		r.msn = r.msn.Add(1)
 	}
+	r.acked, r.ackedMSN = r.expected, r.msn
 	if p.AckReq {
 		q.acknowledge()
 	}
