@@ -68,17 +68,6 @@ type Fresh bool
 // guest of its own.
 func In(t *testing.T, limit time.Duration, fresh Fresh, scenario func(t *testing.T)) {
 	t.Helper()
-	InTries(t, limit, fresh, 1, scenario)
-}
-
-// Stands is what a scenario says that the kernel's own sender has ended: it has stopped for good,
-// with requests under way by its count and none at our end (docs/testing.md, "What a kernel's client
-// does not outlive"). Whoever says so has looked.
-const Stands = "the kernel's sender has stopped for good"
-
-// InTries is In for a scenario that may end by Stands: it begins again then, in another guest, tries times in all.
-func InTries(t *testing.T, limit time.Duration, fresh Fresh, tries int, scenario func(t *testing.T)) {
-	t.Helper()
 	if InGuest() {
 		scenario(t)
 		return
@@ -86,19 +75,11 @@ func InTries(t *testing.T, limit time.Duration, fresh Fresh, tries int, scenario
 	needGuest(t)
 	shared.mu.Lock()
 	defer shared.mu.Unlock()
-	for ; ; tries-- {
-		err := shared.run(t, limit*time.Duration(*slow))
-		if err != nil || t.Failed() || bool(fresh) {
-			shared.endLocked()
-		}
-		if err == nil {
-			return
-		}
-		if tries <= 1 || !strings.Contains(err.Error(), Stands) {
-			t.Error(err)
-			return
-		}
-		t.Logf("once more, in another guest: %v", err)
+	if err := shared.run(t, limit*time.Duration(*slow)); err != nil {
+		t.Error(err)
+	}
+	if t.Failed() || bool(fresh) {
+		shared.endLocked()
 	}
 }
 

@@ -49,7 +49,6 @@ type topology struct {
 	// inside has the test's process run in our namespace; what it starts does not (run, start).
 	// Else it is in the initial one, where devices of NBD are, and uses within.
 	inside bool
-	tries  int // InTries; 0: one
 }
 
 // within returns what calls a function in a namespace of ours.
@@ -94,7 +93,7 @@ func (top topology) all() (list []link) {
 // between runs a scenario of the kernel and us.
 func between(t *testing.T, limit time.Duration, fresh Fresh, top topology, scenario func(t *testing.T, l []link)) {
 	t.Helper()
-	InTries(t, limit, fresh, max(top.tries, 1), func(t *testing.T) {
+	In(t, limit, fresh, func(t *testing.T) {
 		t.Helper()
 		links := top.all()
 		if inOurs() {
