@@ -35,8 +35,21 @@ func watchedDoorbell(t *testing.T) (a *Alarm, client int, rung func() bool) {
 // TestDoorbellRingsBothWays: each ring of the client's is an event for the daemon, however many
 // have been, and the daemon's are heard by the client, and neither hears its own.
 func TestDoorbellRingsBothWays(t *testing.T) {
+	t.Run("as the kernel is", func(t *testing.T) { ringBothWays(t, func(*Alarm) {}) })
+	t.Run("with a look first", func(t *testing.T) { ringBothWays(t, takesRights) })
+}
+
+// takesRights has a do what it does on a kernel that cannot refuse descriptors.
+func takesRights(a *Alarm) {
+	const soPassRights = 83
+	a.refuses = false
+	_ = unix.SetsockoptInt(a.fd, unix.SOL_SOCKET, soPassRights, 1) // older kernels do not know it
+}
+
+func ringBothWays(t *testing.T, change func(*Alarm)) {
 	a, client, rung := watchedDoorbell(t)
 	defer unix.Close(client)
+	change(a)
 	if !a.Hears() || rung() {
 		t.Fatal("it rings, or does not hear")
 	}
@@ -75,20 +88,26 @@ func TestDoorbellRingsBothWays(t *testing.T) {
 	}
 }
 
-// TestDoorbellBringsNoDescriptors: a client that passes one is ended, or cannot where the kernel
-// knows how to refuse it.
+// TestDoorbellBringsNoDescriptors: a client cannot pass one where the kernel knows how to refuse
+// it, and is ended elsewhere.
 func TestDoorbellBringsNoDescriptors(t *testing.T) {
 	a, client, rung := watchedDoorbell(t)
 	defer unix.Close(client)
-	err := unix.Sendmsg(client, []byte{1}, unix.UnixRights(client), nil, unix.MSG_DONTWAIT)
-	if err == unix.EPERM {
-		return
+	pass := func() error { return unix.Sendmsg(client, []byte{1}, unix.UnixRights(client), nil, unix.MSG_DONTWAIT) }
+	if err := pass(); (err == unix.EPERM) != a.refuses {
+		t.Errorf("passed one: %v; the kernel refuses them: %v", err, a.refuses)
 	}
-	if err != nil || !rung() {
-		t.Fatal("not sent", err)
+	if a.refuses {
+		takesRights(a)
+		if err := pass(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !rung() {
+		t.Fatal("not heard")
 	}
 	before := openFDs(t)
-	err = a.Hear()
+	err := a.Hear()
 	if !errors.Is(err, unix.EBADMSG) || openFDs(t) != before {
 		t.Errorf("a descriptor was passed: %v; %d are open, %d were", err, openFDs(t), before)
 	}

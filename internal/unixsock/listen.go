@@ -197,8 +197,9 @@ func tryLock(name string) (*os.File, error) {
 
 // RefuseRights has the kernel refuse descriptors that are sent to a listening socket's
 // connections, where it knows how to (Linux 6.16): whoever passed one decides how long its
-// last close takes, and whoever reads a message would close it.
-func RefuseRights(fd int) {
+// last close takes, and whoever reads a message would close it. It reports whether the kernel
+// knows how to.
+func RefuseRights(fd int) bool {
 	const soPassRights = 83
-	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, soPassRights, 0)
+	return unix.SetsockoptInt(fd, unix.SOL_SOCKET, soPassRights, 0) == nil
 }
