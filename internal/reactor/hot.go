@@ -20,12 +20,21 @@ type Poller interface {
 	Wake()
 }
 
-// stayHot is how long a poller is looked at although nothing comes.
-const stayHot = time.Millisecond
+// A poller is looked at for stayHot although nothing comes, and leastLooks times at least. A hundred
+// sockets that are used in turn are idle for longer than stayHot each, and when they sleep in
+// between each use of one rings: a system call of its client, an event, and a call to empty the
+// doorbell, some 3 µs together. That is what so many looks at idle memory cost, so nobody is looked at for
+// much more than his sleep would have cost. A reactor that sleeps itself is not held up by that:
+// who has been idle for stayHot does not become hot again when it wakes.
+const (
+	stayHot    = time.Millisecond
+	leastLooks = 256
+)
 
 type hotPoller struct {
-	p    Poller // nil: it was forgotten meanwhile
-	last time.Duration
+	p    Poller        // nil: it was forgotten meanwhile
+	last time.Duration // when it had work
+	look uint64        // which of hotList.looks that was
 }
 
 // hotList holds the pollers that are hot; owned by the thread.
@@ -33,6 +42,7 @@ type hotList struct {
 	list  []hotPoller
 	place map[Poller]int
 	holes bool
+	looks uint64 // calls of poll
 	at    Poller // the poller being called; see Reactor.doing
 	// dozed went to sleep together with the reactor. If that was short they go
 	// on where they were, and the other side need not ring.
@@ -41,8 +51,8 @@ type hotList struct {
 
 func (l *hotList) init() { l.place = map[Poller]int{} }
 
-// Hot has p polled every turn from now on, until it has been idle for about a millisecond
-// or the reactor sleeps: then p.Sleep is called, and it is polled no more until Hot is
+// Hot has p polled every turn from now on, until it has been idle for about a millisecond and
+// some hundred turns, or the reactor sleeps: then p.Sleep is called, and it is polled no more until Hot is
 // called again. Wake is called on a poller that becomes hot.
 func (r *Reactor) Hot(p Poller) {
 	if !r.OnThread() {
@@ -51,12 +61,12 @@ func (r *Reactor) Hot(p Poller) {
 	}
 	l := &r.hot
 	if i, ok := l.place[p]; ok {
-		l.list[i].last = r.now
+		l.list[i].worked(l, r.now)
 		return
 	}
 	l.undoze(p)
 	p.Wake()
-	l.add(hotPoller{p, r.now})
+	l.add(hotPoller{p: p, last: r.now})
 }
 
 // Forget ends the polling of p without a word to it. On the reactor's thread it
@@ -70,7 +80,11 @@ func (r *Reactor) Forget(p Poller) {
 	r.hot.leave(p)
 }
 
+func (h *hotPoller) worked(l *hotList, now time.Duration) { h.last, h.look = now, l.looks }
+
+// add has h polled from the next turn on, and for its least number of looks from now on.
 func (l *hotList) add(h hotPoller) {
+	h.look = l.looks
 	l.place[h.p] = len(l.list)
 	l.list = append(l.list, h)
 }
@@ -105,6 +119,7 @@ func (l *hotList) compact() {
 
 // poll polls each of them once. Those it adds meanwhile wait for the next turn.
 func (l *hotList) poll(now time.Duration) (worked bool) {
+	l.looks++
 	for i := range len(l.list) {
 		p := l.list[i].p
 		l.at = p
@@ -112,13 +127,13 @@ func (l *hotList) poll(now time.Duration) (worked bool) {
 		case p == nil:
 		case p.Poll(now):
 			worked = true
-			l.list[i].last = now
-		case now-l.list[i].last > stayHot:
+			l.list[i].worked(l, now)
+		case now-l.list[i].last > stayHot && l.looks-l.list[i].look >= leastLooks:
 			if p.Sleep() {
 				l.leave(p)
 			} else {
 				worked = true
-				l.list[i].last = now
+				l.list[i].worked(l, now)
 			}
 		}
 	}
@@ -139,7 +154,7 @@ func (l *hotList) sleep(now time.Duration) bool {
 		}
 		l.at = h.p
 		if !h.p.Sleep() {
-			h.last = now
+			h.worked(l, now)
 			for j := range i {
 				if p := l.list[j].p; p != nil {
 					p.Wake()

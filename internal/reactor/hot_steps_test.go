@@ -37,7 +37,7 @@ func hotSteps() (l *hotList, p []*stepPoller, said func() string) {
 	log := new([]string)
 	for _, name := range []string{"a", "b", "c"} {
 		p = append(p, &stepPoller{name: name, log: log})
-		l.add(hotPoller{p[len(p)-1], 0})
+		l.add(hotPoller{p: p[len(p)-1]})
 	}
 	return l, p, func() string {
 		s := strings.Join(*log, ", ")
@@ -65,10 +65,11 @@ func hotIs(t *testing.T, when string, l *hotList, want ...*stepPoller) {
 	}
 }
 
-// A poller stays hot until nothing has come for longer than stayHot, by its own clock, and
-// whatever it does to the list meanwhile everybody is polled once.
+// A poller stays hot until nothing has come for longer than stayHot, by its own clock, when it has
+// been looked at often enough, and whatever it does to the list meanwhile everybody is polled once.
 func TestHotListPolls(t *testing.T) {
 	l, p, said := hotSteps()
+	l.looks = leastLooks // since they were added
 	if l.poll(stayHot) || said() != "poll a, poll b, poll c" {
 		t.Error("nothing came, just as long as it may")
 	}
@@ -82,6 +83,7 @@ func TestHotListPolls(t *testing.T) {
 	}
 	hotIs(t, "one sleeps", l, p[1], p[2])
 	p[2].stays = false
+	l.looks += leastLooks
 	if l.poll(2*stayHot) || said() != "poll b, poll c" {
 		t.Error("both had work a moment ago")
 	}
@@ -95,13 +97,43 @@ func TestHotListPolls(t *testing.T) {
 
 	l, p, said = hotSteps()
 	extra := &stepPoller{name: "d", log: p[0].log}
-	p[0].then = func() { l.leave(p[0]); l.leave(p[2]); l.add(hotPoller{extra, 1}) }
+	p[0].then = func() { l.leave(p[0]); l.leave(p[2]); l.add(hotPoller{p: extra, last: 1}) }
 	if l.poll(1) || said() != "poll a, poll b" {
 		t.Error("who was added waits, who has left is not polled")
 	}
 	hotIs(t, "after that", l, p[1], extra)
 	l.leave(p[0]) // who is not there may leave
 	hotIs(t, "and that", l, p[1], extra)
+}
+
+// However long nothing comes, a poller is looked at leastLooks times before it sleeps, from when it
+// was added or had work.
+func TestHotListLooks(t *testing.T) {
+	l, p, said := hotSteps()
+	l.leave(p[2])
+	l.looks = 7
+	l.add(hotPoller{p: p[2]})
+	l.leave(p[1])
+	sleeps := func() (look int) {
+		for look = 1; ; look++ {
+			if l.poll(time.Hour); strings.Contains(said(), "sleep c") {
+				return look
+			}
+		}
+	}
+	if n := sleeps(); n != leastLooks {
+		t.Errorf("added at look 7, it slept after %d looks", n)
+	}
+	l.add(hotPoller{p: p[2]})
+	for range 3 {
+		l.poll(time.Hour)
+	}
+	p[2].works = true
+	l.poll(0)
+	p[2].works = false
+	if n := sleeps(); n != leastLooks {
+		t.Errorf("idle since its fourth look, it slept after %d more", n)
+	}
 }
 
 // All go to sleep together, or none does: who was sent before is told to wake.
