@@ -16,6 +16,8 @@ type LedgerLane struct {
 	key   laneKey
 	index uint32
 	mem   []byte
+
+	received uint64 // as it stands in mem
 }
 
 // PrepareLanes allocates the entries of n lanes for a peer that has none yet, so that Lane,
@@ -149,8 +151,11 @@ func (p *LedgerLane) SetReceived(seq uint64, refusals []uint64) {
 	}
 }
 
+// setReceived leaves alone what says so already: a sender to many peers reads one acknowledgement of
+// each, which brings no sequence, and each entry is a cache line of its own.
 func (p *LedgerLane) setReceived(seq uint64) {
-	if p != nil {
+	if p != nil && p.received != seq {
+		p.received = seq
 		word64(p.mem[72:]).Store(seq)
 	}
 }

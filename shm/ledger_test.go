@@ -106,6 +106,14 @@ func TestLedgerLanes(t *testing.T) {
 	if r.get(z.mem); r.MoreRefusals || len(r.Refusals) != 0 {
 		t.Errorf("%+v", r)
 	}
+	// What stands there already is not stored again.
+	word64(z.mem[72:]).Store(1)
+	if z.SetReceived(100, nil); word64(z.mem[72:]).Load() != 1 {
+		t.Error("100 was stored twice")
+	}
+	if z.SetReceived(101, nil); word64(z.mem[72:]).Load() != 101 {
+		t.Error("101 was not stored")
+	}
 	// Without a ledger all of it is nothing.
 	var no *Ledger
 	n, err := no.Lane(testAddr, b, 0)
