@@ -104,6 +104,7 @@ type keeper struct {
 	regions int64          // charged to own for pages of regions
 	goLimit int64          // as last set
 	freed   time.Time      // the last collection for the sake of chunks
+	quiet   quiet
 	file    *os.File
 	buf     [128]byte
 }
@@ -141,6 +142,9 @@ func (n *Node) keep(stop <-chan struct{}) {
 			wait = min(wait, keepEvery)
 		}
 		last = resident
+		if whole.Load() {
+			k.quiet.look(time.Now())
+		}
 		n.services.Sweep(time.Now())
 		if n.hosts != nil {
 			n.hosts.Sweep(time.Now(), n.deps.Config.RDS.HeartbeatTimeout.Duration)

@@ -3,6 +3,7 @@ package memtest
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"os"
 	"strconv"
 	"strings"
@@ -94,3 +95,65 @@ func TestIdleSockets(t *testing.T) {
 		t.Errorf("an idle socket takes %d bytes of the daemon, at most %d may be", bytes, idleSocketBytes)
 	}
 }
+
+// What an idle peer may cost its daemon: resident, and nobody asks for a collection. It
+// is to be 8 KiB, and is 10 to 12 (docs/performance-log.md, 35); it was 19 before daemons tidied up.
+const idlePeerBytes = 14 << 10
+
+// TestIdlePeers: a thousand peers that were sent a datagram each, and then nothing, take
+// memory within a bound.
+func TestIdlePeers(t *testing.T) {
+	const from, to = 17, 64
+	t.Setenv("RDSD_LIMITS_MAX_PEERS", strconv.Itoa(2*from*to))
+	port := rdsdtest.FreePort(t, rdsdtest.AddrA, rdsdtest.AddrB)
+	local, localArgs := addresses(rdsdtest.AddrA, 78, from)
+	remote, remoteArgs := addresses(rdsdtest.AddrB, 79, to)
+	a := rdsdtest.Start(t, rdsdtest.AddrA, port, localArgs...)
+	b := rdsdtest.Start(t, rdsdtest.AddrB, port, remoteArgs...)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	there := b.Dial(rdsd.WithFrontEnd(rdsd.GRPC))
+	var ports []netip.AddrPort
+	for _, addr := range remote {
+		s, err := there.Bind(ctx, netip.AddrPortFrom(addr, 0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ports = append(ports, s.LocalAddr())
+	}
+	here := a.Dial(rdsd.WithFrontEnd(rdsd.Rings))
+	reach := func(addr netip.Addr) {
+		t.Helper()
+		s, err := here.Bind(ctx, netip.AddrPortFrom(addr, 0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range ports {
+			if err := s.Send(ctx, p, []byte("anybody there?")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := s.Flush(ctx); err != nil {
+			t.Fatal(err)
+		}
+		s.Close()
+	}
+	reach(local[0]) // what a daemon takes once is not counted
+	time.Sleep(idleSettles)
+	before := costOf(t, a)
+	for _, addr := range local[1:] {
+		reach(addr)
+	}
+	time.Sleep(idleSettles)
+	fds, bytes, parts := costOf(t, a).each(before, (from-1)*to)
+	t.Logf("REPORT an idle peer takes %.2f descriptors and %d bytes (%s)", fds, bytes, parts)
+	if fds < 1 { // a second lane where the socket's port falls on one
+		t.Errorf("an idle peer takes %.2f descriptors: not all are connected", fds)
+	}
+	if bytes > idlePeerBytes {
+		t.Errorf("an idle peer takes %d bytes of the daemon, at most %d may be", bytes, idlePeerBytes)
+	}
+}
+
+// idleSettles is how long a daemon is left alone before it is looked at.
+const idleSettles = 15 * time.Second

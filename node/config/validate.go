@@ -58,7 +58,7 @@ func between[T int | float64 | Bytes | time.Duration](x, lo, hi T) bool { return
 // a browser asks for is compared in lower case.
 func (v *validator) page() {
 	h := &v.c.HTTP
-	v.check("http.names", len(h.Names) <= 64, "%d names are too many", len(h.Names))
+	v.check("http.names", len(h.Names) <= 64, "%d names are too many, at most 64 may be", len(h.Names))
 	for _, name := range h.Names {
 		ok := name != "" && len(name) <= 253 && strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-._") == ""
 		v.check("http.names", ok, "%q is no host name in lower case, without port", name)
@@ -73,7 +73,7 @@ func (v *validator) page() {
 func (v *validator) rds() {
 	r := &v.c.RDS
 	v.check("rds.addresses", len(r.Addresses) > 0, "empty")
-	v.check("rds.addresses", len(r.Addresses) <= 64, "%d addresses are too many", len(r.Addresses))
+	v.check("rds.addresses", len(r.Addresses) <= 64, "%d addresses are too many, at most 64 may be", len(r.Addresses))
 	seen := map[netip.Addr]bool{}
 	for _, a := range r.Addresses {
 		ok := a.IsValid() && !a.IsUnspecified() && !a.IsMulticast() && a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
@@ -141,7 +141,7 @@ func (v *validator) limits() {
 }
 
 func (v *validator) tables() {
-	v.check("ports", len(v.c.Ports) <= 4096, "%d grants are too many", len(v.c.Ports))
+	v.check("ports", len(v.c.Ports) <= 4096, "%d grants are too many, at most 4096 may be", len(v.c.Ports))
 	for i, p := range v.c.Ports {
 		at := fmt.Sprintf("ports[%d]", i)
 		if (p.UID == nil) == (p.GID == nil) {
@@ -149,7 +149,7 @@ func (v *validator) tables() {
 		}
 		v.check(at+".range", p.Range.First >= 2, "%v is not a range of bindable ports", p.Range)
 	}
-	v.check("peers", len(v.c.Peers) <= 4096, "%d rules are too many", len(v.c.Peers))
+	v.check("peers", len(v.c.Peers) <= 4096, "%d rules are too many, at most 4096 may be", len(v.c.Peers))
 	seen := map[netip.Prefix]int{}
 	for i, p := range v.c.Peers {
 		key := fmt.Sprintf("peers[%d].address", i)
@@ -195,7 +195,7 @@ func (v *validator) reactor() {
 	r := &v.c.Reactor
 	v.check("reactor.threads", between(r.Threads, 0, 64), "%d is out of range", r.Threads)
 	v.check("reactor.spin", between(r.Spin.Duration, 0, maxSpin), "%v is out of range", r.Spin)
-	v.check("reactor.cpus", len(r.CPUs) <= 64, "%d processors are too many", len(r.CPUs))
+	v.check("reactor.cpus", len(r.CPUs) <= 64, "%d processors are too many, at most 64 may be", len(r.CPUs))
 	v.check("reactor.cpus", len(r.CPUs) == 0 || r.Threads == 0 || r.Threads == len(r.CPUs),
 		"%d processors for %d threads", len(r.CPUs), r.Threads)
 	for _, c := range r.CPUs {

@@ -1,0 +1,65 @@
+package node
+
+import (
+	"runtime"
+	"runtime/debug"
+	"runtime/metrics"
+	"time"
+)
+
+// After a burst, such as a thousand peers that connect, a daemon that has nothing more to
+// do keeps what the burst left: the collector runs when garbage has outgrown what lives
+// by gcPercent, so it may not run again for hours, and what it frees Go keeps for a
+// while. A quiet daemon collects for that reason alone, and gives back what is free.
+
+const (
+	quietFor = 5 * time.Second
+	// quietBytes is what a daemon may allocate from one look to the next and be quiet.
+	quietBytes = 128 << 10
+	// quietGain is what has to have been taken since the last time, for a collection to be
+	// worth its time: some milliseconds of a processor.
+	quietGain = 2 << 20
+)
+
+// quiet decides when a daemon tidies up.
+type quiet struct {
+	allocated uint64    // by the process since its start, at the last look
+	since     time.Time // that it is quiet; zero: it is not
+	kept      int64     // bytes that Go had of the process after the last time
+}
+
+// due says whether to tidy up: nothing much has been allocated for quietFor, and Go has
+// more of the process than after the last time.
+func (q *quiet) due(now time.Time, allocated uint64, held int64) bool {
+	busy := allocated-q.allocated > quietBytes
+	q.allocated = allocated
+	switch {
+	case busy:
+		q.since = time.Time{}
+	case q.since.IsZero():
+		q.since = now
+	}
+	return !q.since.IsZero() && now.Sub(q.since) >= quietFor && held-q.kept > quietGain
+}
+
+// tidied is told what Go has of the process now.
+func (q *quiet) tidied(now time.Time, allocated uint64, held int64) {
+	q.allocated, q.since, q.kept = allocated, now, held
+}
+
+// look collects where that is due.
+func (q *quiet) look(now time.Time) {
+	if !q.due(now, allocatedBytes(), goBytes()) {
+		return
+	}
+	runtime.GC() // what pools keep is let go by the second collection
+	debug.FreeOSMemory()
+	q.tidied(now, allocatedBytes(), goBytes())
+}
+
+// allocatedBytes is what has been allocated since the start.
+func allocatedBytes() uint64 {
+	s := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
+	metrics.Read(s)
+	return s[0].Value.Uint64()
+}
