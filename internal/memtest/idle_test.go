@@ -156,4 +156,4 @@ func TestIdlePeers(t *testing.T) {
 }
 
 // idleSettles is how long a daemon is left alone before it is looked at.
-const idleSettles = 15 * time.Second
+const idleSettles = 10 * time.Second
