@@ -14,8 +14,8 @@ import (
 
 const (
 	quietFor = 5 * time.Second
-	// quietBytes is what a daemon may allocate from one look to the next and be quiet.
-	quietBytes = 128 << 10
+	// quietBytes is what a daemon may allocate in quietFor and be quiet: calls, heartbeats, somebody who looks.
+	quietBytes = 256 << 10
 	// quietGain is what has to have been taken since the last time, for a collection to be
 	// worth its time: some milliseconds of a processor.
 	quietGain = 2 << 20
@@ -23,28 +23,23 @@ const (
 
 // quiet decides when a daemon tidies up.
 type quiet struct {
-	allocated uint64    // by the process since its start, at the last look
-	since     time.Time // that it is quiet; zero: it is not
+	since     time.Time // that it is quiet
+	allocated uint64    // by the process from its start until then
 	kept      int64     // bytes that Go had of the process after the last time
 }
 
 // due says whether to tidy up: nothing much has been allocated for quietFor, and Go has
 // more of the process than after the last time.
 func (q *quiet) due(now time.Time, allocated uint64, held int64) bool {
-	busy := allocated-q.allocated > quietBytes
-	q.allocated = allocated
-	switch {
-	case busy:
-		q.since = time.Time{}
-	case q.since.IsZero():
-		q.since = now
+	if allocated-q.allocated > quietBytes || q.since.IsZero() {
+		q.since, q.allocated = now, allocated
 	}
-	return !q.since.IsZero() && now.Sub(q.since) >= quietFor && held-q.kept > quietGain
+	return now.Sub(q.since) >= quietFor && held-q.kept > quietGain
 }
 
 // tidied is told what Go has of the process now.
 func (q *quiet) tidied(now time.Time, allocated uint64, held int64) {
-	q.allocated, q.since, q.kept = allocated, now, held
+	q.since, q.allocated, q.kept = now, allocated, held
 }
 
 // look collects where that is due.

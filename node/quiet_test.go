@@ -23,21 +23,22 @@ func TestQuiet(t *testing.T) {
 		{"quiet since then", 1, 20 * mib, 30 * mib, false},
 		{"something is allocated", 4, 20*mib + quietBytes + 1, 30 * mib, false},
 		{"quiet again", 5, 20*mib + quietBytes + 1, 30 * mib, false},
-		{"a little is no matter", 9, 20*mib + 2*quietBytes + 1, 30 * mib, false},
-		{"long enough", 10, 20*mib + 3*quietBytes + 1, 30 * mib, true},
+		{"a little at a time is too much in the end", 8, 20*mib + 2*quietBytes + 2, 30 * mib, false},
+		{"not long enough", 12, 20*mib + 2*quietBytes + 2, 30 * mib, false},
+		{"a little is no matter, and long enough", 13, 20*mib + 3*quietBytes + 2, 30 * mib, true},
 	} {
 		if got := q.due(at(c.second), c.allocated, c.held); got != c.due {
 			t.Fatalf("%s: due %v, want %v", c.what, got, c.due)
 		}
 	}
-	q.tidied(at(10), 21*mib, 12*mib)
+	q.tidied(at(13), 21*mib, 12*mib)
 	for _, c := range []struct {
 		what   string
 		second int
 		held   int64
 		due    bool
 	}{
-		{"at once again", 11, 40 * mib, false},
+		{"at once again", 14, 40 * mib, false},
 		{"nothing was taken since", 30, 12*mib + quietGain, false},
 		{"more was", 31, 12*mib + quietGain + 1, true},
 	} {
@@ -55,12 +56,9 @@ func TestTidied(t *testing.T) {
 		garbage[i] = make([]byte, 64<<10)
 		garbage[i][0] = 1
 	}
-	if q.look(time.Now()); !q.since.IsZero() {
-		t.Fatal("quiet at the first look, after 32 MiB")
-	}
+	q.look(time.Now())
 	held := goBytes()
 	clear(garbage)
-	q.look(time.Now())
 	if q.look(time.Now().Add(quietFor - time.Second)); q.kept != 0 {
 		t.Fatal("tidied up too early")
 	}
