@@ -80,7 +80,6 @@ func (p *Lane) sendJoined(now time.Duration, b *transport.Batch, o *frameOut, m 
 			break
 		}
 		p.queue.pop()
-		more.list = j.list
 		j = more
 		j.list.push(n)
 		p.c.com.QueueNs.Add(now - n.At)

@@ -3,6 +3,7 @@ package conn
 import (
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/wire"
@@ -21,7 +22,7 @@ func joinedOf(t *testing.T, credits int, messages ...[2]int) (frames [][2]int) {
 		for k := range body {
 			body[k] = byte(i + k/max(x[0], 1))
 		}
-		m := &Msg{Owner: w.sender(4000), Payload: body, Tag: uint64(n) + 1, SPort: 5000, DPort: 4000, Bytes: uint32(len(body)), Cell: new(uint64)}
+		m := &Msg{Owner: w.sender(4000), Payload: body, Tag: uint64(n) + 1, SPort: 5000, DPort: 4000, Bytes: uint32(len(body)), Cell: new(uint64), At: w.now - time.Duration(i+1)*time.Millisecond}
 		if x[1] > 1 {
 			m.Count = uint16(x[1])
 		}
@@ -30,6 +31,9 @@ func joinedOf(t *testing.T, credits int, messages ...[2]int) (frames [][2]int) {
 	}
 	var got []byte
 	var lengths []int
+	together := uint64(0) // datagrams that were joined
+	var waits time.Duration
+	left := uint64(0) // messages that have left
 	for {
 		b := transport.GetBatch()
 		if !p.Fill(w.now, b) {
@@ -56,6 +60,13 @@ func joinedOf(t *testing.T, credits int, messages ...[2]int) (frames [][2]int) {
 			total[m.seq] += m.Datagrams()
 		}
 		for m := p.inwrite.head; m != nil; m = m.next {
+			if total[m.seq] != m.Datagrams() {
+				together += uint64(m.Datagrams())
+			}
+			waits += w.now - m.At
+			left++
+		}
+		for m := p.inwrite.head; m != nil; m = m.next {
 			if before, of := p.c.Among(m); of == 0 && total[m.seq] != m.Datagrams() || of != 0 && (of != total[m.seq] || before != at[m.seq]) {
 				t.Errorf("message %d has %d of %d before it in its frame, and says %d of %d", m.Tag, at[m.seq], total[m.seq], before, of)
 			}
@@ -64,6 +75,12 @@ func joinedOf(t *testing.T, credits int, messages ...[2]int) (frames [][2]int) {
 		p.Wrote(w.now)
 	}
 	w.com.Actions = nil
+	if w.c.ctr.SendJoined != together {
+		t.Errorf("%v: %d datagrams are counted as joined, %d were", messages, w.c.ctr.SendJoined, together)
+	}
+	if q := &w.com.QueueNs; q.Sum != waits || q.Count != left {
+		t.Errorf("%v: %d have waited for %v, counted are %d and %v", messages, left, waits, q.Count, q.Sum)
+	}
 	var sent []int
 	for _, x := range messages {
 		for range x[1] {
@@ -93,6 +110,7 @@ func TestJoinLimits(t *testing.T) {
 	}{
 		"datagrams, 0 B":             {100, repeat(4097, [2]int{0, 1}), [][2]int{{0, 4096}, {0, 1}}},
 		"datagrams, trains":          {100, [][2]int{{0, 4000}, {0, 96}, {0, 2}}, [][2]int{{0, 4096}, {0, 2}}},
+		"a whole train":              {100, [][2]int{{0, 4096}, {0, 1}}, [][2]int{{0, 4096}, {0, 1}}},
 		"bytes, one length":          {100, repeat(33, [2]int{2048, 1}), [][2]int{{64 << 10, 32}, {2048, 1}}},
 		"bytes, with the table":      {100, append([][2]int{{1020, 1}}, repeat(64, [2]int{1020 + 4, 1})...), [][2]int{{1020 + 62*1024 + 63*4, 63}, {2048, 2}}},
 		"the table alone is too far": {100, append(repeat(64, [2]int{1024, 1}), [2]int{0, 1}), [][2]int{{64 << 10, 64}, {0, 1}}},
@@ -130,5 +148,37 @@ func TestJoins(t *testing.T) {
 		if got, want := m.joins(&n), what == "nothing"; got != want || n.joins(m) != want {
 			t.Errorf("%s: joined %v", what, got)
 		}
+	}
+}
+
+// TestJoinedAgain: what was joined is sent again in one frame, as soon as there is credit for all
+// of it, and in none before; what stands behind it follows.
+func TestJoinedAgain(t *testing.T) {
+	w, p := rdsdPair(t)
+	w.cfg.Trains, w.c.trains, w.hold = true, true, true
+	for i := range 10 { // nine in one frame, and one behind it
+		m := &Msg{Owner: w.sender(4000), Payload: make([]byte, 2048), SPort: 5000, DPort: 4000, Bytes: 2048, Cell: new(uint64), where: inRetrans}
+		p.setSeq(m, p.nextSeq)
+		if p.retrans.push(m); i >= 8 {
+			p.nextSeq++
+		}
+	}
+	frames := func(credits int) (n []int) {
+		p.credits = credits
+		b := transport.GetBatch()
+		defer b.Put()
+		p.Fill(w.now, b)
+		for _, f := range framesOf(t, b) {
+			n = append(n, len(f.Payload))
+		}
+		w.com.Actions = nil
+		return n
+	}
+	stalls := w.c.ctr.CreditStall
+	if got := frames(1); len(got) != 0 || w.c.ctr.CreditStall != stalls+1 || w.c.ctr.Retransmitted != 0 {
+		t.Errorf("with too little credit frames of %v leave; %d stalls", got, w.c.ctr.CreditStall-stalls)
+	}
+	if got := frames(4); !slices.Equal(got, []int{9 * 2048, 2048}) || p.credits != 1 || w.c.ctr.Retransmitted != 2 {
+		t.Errorf("with enough credit frames of %v leave, %d credits are left, %d frames were sent again", got, p.credits, w.c.ctr.Retransmitted)
 	}
 }
