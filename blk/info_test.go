@@ -3,6 +3,7 @@ package blk_test
 import (
 	"errors"
 	"math/rand"
+	"slices"
 	"testing"
 
 	"github.com/rdsd/rdsd/blk"
@@ -32,6 +33,69 @@ func TestValidate(t *testing.T) {
 		if err := i.Validate(); !errors.Is(err, rdserr.ErrInvalid) {
 			t.Errorf("%s: %v", what, err)
 		}
+	}
+}
+
+// TestEdgesAreRight: the largest and smallest of each are right, and what is one step beyond is not.
+func TestEdgesAreRight(t *testing.T) {
+	for what, change := range map[string]func(i *blk.Info, beyond bool){
+		"the largest block": func(i *blk.Info, beyond bool) {
+			i.LogicalBlock, i.PhysicalBlock, i.MaxBytes, i.Size = 65536, 65536, 1<<20, 1<<20
+			if beyond {
+				i.LogicalBlock, i.PhysicalBlock = 1<<17, 1<<17
+			}
+		},
+		"the smallest block": func(i *blk.Info, beyond bool) {
+			if i.LogicalBlock = 512; beyond {
+				i.LogicalBlock = 256
+			}
+		},
+		"the largest volume": func(i *blk.Info, beyond bool) {
+			if i.Size = blk.MaxSize &^ 511; beyond {
+				i.Size += 512
+			}
+		},
+		"the smallest request": func(i *blk.Info, beyond bool) {
+			if i.MaxBytes = i.LogicalBlock; beyond {
+				i.MaxBytes = 0
+			}
+		},
+		"the largest request": func(i *blk.Info, beyond bool) {
+			if i.MaxBytes = blk.MaxIO; beyond {
+				i.MaxBytes += i.LogicalBlock
+			}
+		},
+		"nothing to store": func(i *blk.Info, beyond bool) {
+			if i.Size = 0; beyond {
+				i.Size = 1
+			}
+		},
+	} {
+		for _, beyond := range []bool{false, true} {
+			i := plain
+			change(&i, beyond)
+			if err := i.Validate(); (err != nil) != beyond {
+				t.Errorf("%s, a step beyond %v: %v", what, beyond, err)
+			}
+		}
+	}
+}
+
+// TestWatchersAreTold: everybody who watches is told of each new Info, with it, until the watch ends.
+func TestWatchersAreTold(t *testing.T) {
+	var s blk.State
+	i := plain
+	s.SetInfo(&i)
+	var one, two []uint64
+	stop := s.Watch(func(i *blk.Info) { one = append(one, i.Size) })
+	defer s.Watch(func(i *blk.Info) { two = append(two, i.Size) })()
+	larger, largest := plain, plain
+	larger.Size, largest.Size = 2<<20, 3<<20
+	s.SetInfo(&larger)
+	stop()
+	s.SetInfo(&largest)
+	if !slices.Equal(one, []uint64{2 << 20}) || !slices.Equal(two, []uint64{2 << 20, 3 << 20}) || s.Info() != &largest {
+		t.Errorf("told of %v and %v", one, two)
 	}
 }
 

@@ -15,7 +15,13 @@ import (
 // Runs of any cut carry what single calls would: the same bytes, lengths,
 // sources and order, and the accounts are empty in the end.
 func TestRunsAreWhatSingleCallsAre(t *testing.T) {
+	t.Run("trains", func(t *testing.T) { runsAreWhatSingleCallsAre(t, true) })
+	t.Run("a peer without trains", func(t *testing.T) { runsAreWhatSingleCallsAre(t, false) })
+}
+
+func runsAreWhatSingleCallsAre(t *testing.T, trains bool) {
 	w := newPair(t)
+	w.b.cfg.Conn.Trains = trains
 	rng := rand.New(rand.NewSource(3))
 	r, _ := w.b.Bind(4000, SocketOptions{})
 	var from []*Socket
@@ -80,6 +86,41 @@ func TestRunsAreWhatSingleCallsAre(t *testing.T) {
 	}
 	if len(want) != 0 || r.mem != 0 || w.a.memory()+w.b.memory() != 0 {
 		t.Errorf("%d datagrams missing, %d bytes queued, budgets %d and %d", len(want), r.mem, w.a.memory(), w.b.memory())
+	}
+}
+
+// TestOutcomesAreOneRun holds that outcomes are one run only where their tags go on and they are the same.
+func TestOutcomesAreOneRun(t *testing.T) {
+	is := Decided{Report: Reported, Tag: 10, Count: 3, Outcome: conn.Delivered}
+	for what, c := range map[string]struct {
+		next Decided
+		runs int
+	}{
+		"the next tags":      {Decided{Report: Reported, Tag: 13, Count: 2, Outcome: conn.Delivered}, 1},
+		"a tag is left out":  {Decided{Report: Reported, Tag: 14, Count: 2, Outcome: conn.Delivered}, 2},
+		"the tags again":     {Decided{Report: Reported, Tag: 10, Count: 3, Outcome: conn.Delivered}, 2},
+		"another outcome":    {Decided{Report: Reported, Tag: 13, Count: 2, Outcome: conn.Cancelled}, 2},
+		"another reason":     {Decided{Report: Reported, Tag: 13, Count: 2, Outcome: conn.Delivered, Why: 1}, 2},
+		"nobody wants it":    {Decided{Report: Quiet, Tag: 13, Count: 2, Outcome: conn.Delivered}, 1},
+		"both are different": {Decided{Report: Reported, Tag: 13, Count: 2, Outcome: conn.Cancelled, Why: 1}, 2},
+	} {
+		w := newPair(t)
+		s, _ := w.a.Bind(0, SocketOptions{})
+		q := s.Queue()
+		q.Done(is)
+		q.Done(c.next)
+		got := q.Outcomes(nil)
+		n := 0
+		for _, o := range got {
+			n += int(o.Count)
+		}
+		want := is.Count + c.next.Count
+		if c.next.Report == Quiet {
+			want = is.Count
+		}
+		if len(got) != c.runs || n != want || got[0].Kind != is.Outcome || got[0].First != is.Tag {
+			t.Errorf("%s: %+v, want %d runs of %d outcomes", what, got, c.runs, want)
+		}
 	}
 }
 

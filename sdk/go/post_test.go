@@ -511,3 +511,25 @@ func TestWaitingBehindPosts(t *testing.T) {
 		t.Error("the waiting one does not follow")
 	}
 }
+
+// A batch that waits for credit ends with its context: each datagram of it has failed with that.
+func TestBatchThatWaitsForCreditEnds(t *testing.T) {
+	_, s, st := bindClear(t)
+	fill := make([]Datagram, testCreditDatagrams)
+	for i := range fill {
+		fill[i] = Datagram{Addr: peerAddr}
+	}
+	if n, err := s.SendBatch(testContext(t), fill); n != len(fill) || err != nil {
+		t.Fatal(n, err)
+	}
+	first := st.nextSend()
+	// Before the first batch counts as slow, and the daemon is asked.
+	ctx, cancel := context.WithTimeout(testContext(t), slowAfter/5)
+	defer cancel()
+	n, err := s.SendBatch(ctx, []Datagram{{Addr: peerAddr}, {Addr: peerAddr}})
+	be, ok := errors.AsType[*BatchError](err)
+	if !ok || n != 0 || be.Total != 2 || len(be.Errors) != 2 || !errors.Is(be.Errors[1].Err, rdserr.ErrTimeout) {
+		t.Errorf("%d are sent, %v", n, err)
+	}
+	st.sendResult(first)
+}

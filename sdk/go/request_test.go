@@ -341,3 +341,14 @@ func TestRingsReplyPortDismissed(t *testing.T) {
 		port.mu.Unlock()
 	}
 }
+
+// A destination may be written as an IPv6 address that an IPv4 address is mapped to: it is the same.
+func TestRequestToAMappedAddress(t *testing.T) {
+	d, _, s, _ := bindFake(t)
+	mapped := netip.AddrPortFrom(netip.AddrFrom16(peerAddr.Addr().As16()), peerAddr.Port())
+	a := ask(testContext(t), s, mapped, "1")
+	p := acceptPort(d)
+	p.sendResult(p.nextSend())
+	p.push(dgram("re: 1"))
+	wantAnswer(t, a, "re: 1")
+}
