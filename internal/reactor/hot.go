@@ -24,11 +24,12 @@ type Poller interface {
 // sockets that are used in turn are idle for longer than stayHot each, and when they sleep in
 // between each use of one rings: a system call of its client, an event, and a call to empty the
 // doorbell, some 3 µs together. That is what so many looks at idle memory cost, so nobody is looked at for
-// much more than his sleep would have cost. A reactor that sleeps itself is not held up by that:
-// who has been idle for stayHot does not become hot again when it wakes.
+// much more than his sleep would have cost. When the reactor sleeps all sleep and wake with it, which
+// counts as sleepLooks.
 const (
 	stayHot    = time.Millisecond
 	leastLooks = 256
+	sleepLooks = 8
 )
 
 type hotPoller struct {
@@ -42,7 +43,7 @@ type hotList struct {
 	list  []hotPoller
 	place map[Poller]int
 	holes bool
-	looks uint64 // calls of poll
+	looks uint64 // calls of poll, and what counts as some
 	at    Poller // the poller being called; see Reactor.doing
 	// dozed went to sleep together with the reactor. If that was short they go
 	// on where they were, and the other side need not ring.
@@ -66,7 +67,7 @@ func (r *Reactor) Hot(p Poller) {
 	}
 	l.undoze(p)
 	p.Wake()
-	l.add(hotPoller{p: p, last: r.now})
+	l.add(hotPoller{p, r.now, l.looks})
 }
 
 // Forget ends the polling of p without a word to it. On the reactor's thread it
@@ -82,9 +83,12 @@ func (r *Reactor) Forget(p Poller) {
 
 func (h *hotPoller) worked(l *hotList, now time.Duration) { h.last, h.look = now, l.looks }
 
-// add has h polled from the next turn on, and for its least number of looks from now on.
+// idle reports whether h has had nothing to do for as long as it may stay hot.
+func (l *hotList) idle(h *hotPoller, now time.Duration) bool {
+	return now-h.last > stayHot && l.looks-h.look >= leastLooks
+}
+
 func (l *hotList) add(h hotPoller) {
-	h.look = l.looks
 	l.place[h.p] = len(l.list)
 	l.list = append(l.list, h)
 }
@@ -128,7 +132,7 @@ func (l *hotList) poll(now time.Duration) (worked bool) {
 		case p.Poll(now):
 			worked = true
 			l.list[i].worked(l, now)
-		case now-l.list[i].last > stayHot && l.looks-l.list[i].look >= leastLooks:
+		case l.idle(&l.list[i], now):
 			if p.Sleep() {
 				l.leave(p)
 			} else {
@@ -166,6 +170,7 @@ func (l *hotList) sleep(now time.Duration) bool {
 	}
 	l.list, l.dozed = l.dozed, l.list
 	l.holes = false
+	l.looks += sleepLooks
 	clear(l.place)
 	return true
 }
@@ -173,7 +178,7 @@ func (l *hotList) sleep(now time.Duration) bool {
 // woken makes those hot again whose time was not up.
 func (l *hotList) woken(now time.Duration) {
 	for _, h := range l.dozed {
-		if h.p == nil || now-h.last > stayHot {
+		if h.p == nil || l.idle(&h, now) {
 			continue
 		}
 		l.at = h.p

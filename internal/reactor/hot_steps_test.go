@@ -112,7 +112,7 @@ func TestHotListLooks(t *testing.T) {
 	l, p, said := hotSteps()
 	l.leave(p[2])
 	l.looks = 7
-	l.add(hotPoller{p: p[2]})
+	l.add(hotPoller{p: p[2], look: 7})
 	l.leave(p[1])
 	sleeps := func() (look int) {
 		for look = 1; ; look++ {
@@ -124,7 +124,7 @@ func TestHotListLooks(t *testing.T) {
 	if n := sleeps(); n != leastLooks {
 		t.Errorf("added at look 7, it slept after %d looks", n)
 	}
-	l.add(hotPoller{p: p[2]})
+	l.add(hotPoller{p: p[2], look: l.looks})
 	for range 3 {
 		l.poll(time.Hour)
 	}
@@ -134,11 +134,25 @@ func TestHotListLooks(t *testing.T) {
 	if n := sleeps(); n != leastLooks {
 		t.Errorf("idle since its fourth look, it slept after %d more", n)
 	}
+	// It goes on after naps of the reactor, each of which counts as some looks, and not after
+	// the last of them.
+	l.add(hotPoller{p: p[2], look: l.looks})
+	for n := 1; ; n++ {
+		l.sleep(time.Hour)
+		if l.woken(time.Hour); strings.Contains(said(), "wake c") {
+			continue
+		}
+		if n != leastLooks/sleepLooks {
+			t.Errorf("it was not woken after %d naps", n)
+		}
+		break
+	}
 }
 
 // All go to sleep together, or none does: who was sent before is told to wake.
 func TestHotListSleeps(t *testing.T) {
 	l, p, said := hotSteps()
+	l.looks = leastLooks // since they were added
 	p[2].stays = true
 	if l.sleep(7) || said() != "sleep a, sleep b, sleep c, wake a, wake b" {
 		t.Error("one has work")
