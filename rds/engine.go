@@ -213,7 +213,7 @@ type Orders struct {
 	States  []conn.StateChange
 	Notices []Notice     // for the shell's watchers; their number is bounded, and in a flood the oldest are lost
 	Evicted []*conn.Conn // forgotten: the shell gives up what it holds for their lanes
-	// Collect says, once, that sockets wait for memory of the node. The shell then takes the
+	// Collect says, once, that sockets or credits wait for memory of the node. The shell then takes the
 	// releases of the clients of all its engines (Socket.Freed and Socket.ReadAll), whether
 	// or not they rang for them.
 	Collect bool

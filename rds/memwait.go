@@ -14,7 +14,8 @@ import (
 // shares with its daemon rings only if it was asked to, and it does not ring for those it
 // released long ago. Therefore sockets in recvWaiters say that they want room
 // (Sink.WantRoom), and the shell is asked to collect the releases of all clients of the
-// node (Orders.Collect): the memory this socket lacks may be held by any other.
+// node (Orders.Collect): the memory this socket lacks may be held by any other. It is asked as well
+// while credits are withheld (Peer.MayGrant), which happens before a socket is refused anything.
 
 // memoryEvery is how often the budget is looked at for sockets that wait for it.
 const memoryEvery = 20 * time.Millisecond
@@ -98,7 +99,7 @@ func (t *memoryTicker) tick(now time.Duration) {
 // time, and returns how many. While little memory is free only those go on whose refused
 // datagram fits: memory held by a reader that has stopped may never come back.
 func (e *Engine) serveRecvWaiters(now time.Duration, most int) (n int) {
-	plenty := e.loop.MayGrant()
+	plenty := e.mayGrant()
 	room, _ := e.room()
 	for ; n < most && len(e.recvWaiters) > 0; n++ {
 		s := e.recvWaiters[0]

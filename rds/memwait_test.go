@@ -42,7 +42,9 @@ func TestStarvedSocketAsksForOthersReleases(t *testing.T) {
 		w.run()
 	}
 	post(toIdle, 3700)
-	if takeCollect(w.b) || len(idle.wanted) > 0 {
+	w.advance(soon)
+	takeCollect(w.b) // which is asked for while credits are withheld
+	if len(idle.wanted) > 0 {
 		t.Fatal("room is wanted while there is some")
 	}
 	post(toHungry, 1000)
@@ -71,6 +73,22 @@ func TestStarvedSocketAsksForOthersReleases(t *testing.T) {
 	w.advance(50 * time.Millisecond)
 	if w.b.memory()+w.a.memory() != 0 || w.a.recvWaiters != nil && len(w.a.recvWaiters)+len(w.b.recvWaiters) > 0 {
 		t.Error("accounts are not empty")
+	}
+}
+
+// What clients have released is asked for while credits are withheld, though no socket was refused
+// anything: a peer that has none left would be told of no more.
+func TestWithheldCreditsAskForReleases(t *testing.T) {
+	w := newPair(t)
+	w.b.cfg.Budget = &Budget{Limit: 4000}
+	idle, a := bindBox(t, w.b, 4000, 1<<20, SocketOptions{}), bindBox(t, w.a, 5000, 1<<20, SocketOptions{})
+	if err := a.s.Post(w.now, mustOpen(t, a.s, idle.s.Addr(), nil), wire.One(make([]byte, 3700)), 0, 0, Reported, nil); err != nil {
+		t.Fatal(err)
+	}
+	w.run()
+	w.advance(time.Second)
+	if len(w.b.recvWaiters) > 0 || !takeCollect(w.b) {
+		t.Errorf("%d sockets wait, and with %d of 4,000 bytes in use nobody asks for what clients released", len(w.b.recvWaiters), w.b.memory())
 	}
 }
 

@@ -175,11 +175,20 @@ func (pe *Peer) LocalCongestion(since uint64, wholeOnly bool) (uint64, []wire.Po
 	return pe.e.localCongestion(since, wholeOnly)
 }
 
-// MayGrant implements conn.Owner: credits are given while a tenth of the memory budget is
-// left.
+// MayGrant implements conn.Owner. A peer without credits sends nothing that a socket could refuse and
+// wait for, so what clients have released is asked for here, too.
 func (pe *Peer) MayGrant() bool {
-	free, _ := pe.e.room()
-	return free > pe.e.cfg.Budget.Limit/10
+	may := pe.e.mayGrant()
+	if !may {
+		pe.e.armMemoryTimer(pe.e.now)
+	}
+	return may
+}
+
+// mayGrant reports whether a tenth of the memory budget is left, while which credits are given.
+func (e *Engine) mayGrant() bool {
+	free, _ := e.room()
+	return free > e.cfg.Budget.Limit/10
 }
 
 // Arm implements conn.Owner.
