@@ -136,6 +136,10 @@ func TestSendRunStopsWhereSendWould(t *testing.T) {
 	if n := s.SendRun(w.now, dst, make([]byte, 400), lengths[:1], 0, Quiet); n != 0 {
 		t.Errorf("%d accepted into a full buffer", n)
 	}
+	exact, _ := w.a.Bind(0, SocketOptions{SndBufBytes: 800})
+	if n := exact.SendRun(w.now, dst, make([]byte, 1600), lengths, 0, Quiet); n != 2 {
+		t.Errorf("%d accepted, want the 2 that fill 800 bytes", n)
+	}
 	k, _ := w.a.Bind(0, SocketOptions{SndBufBytes: 1000})
 	if n := k.SendRun(w.now, dst, make([]byte, 1101), []uint32{100, 1001}, 0, Quiet); n != 1 {
 		t.Errorf("%d accepted, want 1: the second is larger than the send buffer", n)
@@ -230,5 +234,28 @@ func TestSpansInOneBuffer(t *testing.T) {
 	r.span(b, mem[0:4], 1)
 	if len(r.Spans) != 2 {
 		t.Errorf("from its end to its beginning: %d spans", len(r.Spans))
+	}
+}
+
+// TestSendRunStopsAtEachLimit holds that a run takes as many datagrams as there may be without a
+// decision, or with an outcome that nobody has read, as single sends do, and no more.
+func TestSendRunStopsAtEachLimit(t *testing.T) {
+	for what, limit := range map[string]func(*Config){
+		"undecided": func(c *Config) { c.MaxUndecided = 3 },
+		"outcomes":  func(c *Config) { c.MaxOutcomes = 5 },
+	} {
+		w := newPair(t)
+		limit(w.a.cfg)
+		r, _ := w.b.Bind(4000, SocketOptions{})
+		s, _ := w.a.Bind(0, SocketOptions{})
+		total := 0
+		for range 4 { // what was taken is decided in between: a whole run, before there is an outcome
+			total += s.SendRun(w.now, r.Addr(), make([]byte, 5), []uint32{1, 1, 1, 1, 1}, uint64(total), Reported)
+			w.run()
+			w.advance(50 * time.Millisecond)
+		}
+		if want := map[string]int{"undecided": 12, "outcomes": 5}[what]; total != want {
+			t.Errorf("%s: %d were taken in all, want %d", what, total, want)
+		}
 	}
 }

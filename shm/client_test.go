@@ -349,6 +349,7 @@ func TestClientsDistrust(t *testing.T) {
 		"no kind":        {},
 		"unknown cookie": {Kind: EventOutcome, Cookie: 12345, Count: 1, Flags: EventLast},
 		"a cookie twice": {Kind: EventOutcome, Cookie: 0, Count: 1, Flags: EventLast},
+		"the next one":   {Kind: EventOutcome, Cookie: 1, Count: 1, Flags: EventLast},
 	} {
 		s, _, h := clientPair(t, Spec{})
 		f := openFlow(t, s, h, clientDst)

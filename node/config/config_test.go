@@ -287,6 +287,19 @@ func TestMayBind(t *testing.T) {
 	}
 }
 
+func TestIsAdmin(t *testing.T) {
+	var c Config
+	c.API.AdminUIDs = []uint32{1001, 1002}
+	for id, want := range map[Identity]bool{
+		{UID: 0}: true, {UID: 999}: true, {UID: 1001}: true, {UID: 1002}: true, {UID: 1000}: false, {UID: 1003}: false,
+		{Remote: true}: false, {Remote: true, UID: 999}: false, {Remote: true, UID: 1001}: false,
+	} {
+		if got := c.IsAdmin(id, 999); got != want {
+			t.Errorf("%+v: %v", id, got)
+		}
+	}
+}
+
 func TestPeerPolicy(t *testing.T) {
 	c := Default()
 	pfx := func(s string) (p Prefix) {
