@@ -293,6 +293,7 @@ func TestOutstandingExactly(t *testing.T) {
 		t.Errorf("%d more were taken", len(got))
 	}
 	h.Outcome(ids[0], 0, 1, Delivered, 0, false)
+	viewed(t, h) // before anything is published
 	h.Publish()
 	if got, _ := takeAll(t, h); len(got) != 1 {
 		t.Errorf("%d taken when there was room for one", len(got))

@@ -18,7 +18,7 @@ import (
 // that no client writes that follows docs/shm.md ends the socket (EBADMSG, from Next or
 // Releases).
 //
-// A step of the owner is: Next and Taken, Outcome, Place and so on, then Publish (after
+// A step of the owner is: Next and Taken, Ended, Place and so on, then Publish (after
 // Ledger.PublishBoth when datagrams of a path were placed), then Ring the client's doorbell
 // if Publish says so, with the lock released.
 type Host struct {

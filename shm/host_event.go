@@ -38,24 +38,18 @@ type queued struct {
 // maxQueuedChanges bounds EventCongestion in the overflow.
 const maxQueuedChanges = 4096
 
-// Outcome reports the outcome of count datagrams of id, the first with tag: outcome is
-// Delivered and so on, why a number of conn.Why. With last none are left, the slot is the
-// client's again and id is free.
-func (h *Host) Outcome(id uint32, tag uint64, count int, outcome, why uint8, last bool) {
-	v := Event{Kind: EventOutcome, Outcome: outcome, Why: why, Tag: tag}
-	h.finish(id, count, last, &v)
-}
-
 // Refused reports that nothing of p can be sent. p was taken and not accepted.
 func (h *Host) Refused(p *Post, errno uint16) {
-	if p.Open {
-		return
+	if !p.Open {
+		h.Ended(p.id, p.Count, true, &Event{Kind: EventRefused, Tag: p.Tag, Errno: uint32(errno)})
 	}
-	v := Event{Kind: EventRefused, Tag: p.Tag, Errno: uint32(errno)}
-	h.finish(p.id, p.Count, true, &v)
 }
 
-func (h *Host) finish(id uint32, count int, last bool, v *Event) {
+// Ended reports the outcome of count datagrams of id: v tells it but for what this end knows
+// itself, their number, cookie and flags. In an EventOutcome Tag is that of the first of them,
+// Outcome is Delivered and so on, and Why a number of conn.Why. With last none are left, the slot
+// is the client's again and id is free.
+func (h *Host) Ended(id uint32, count int, last bool, v *Event) {
 	t := &h.sends
 	if id >= uint32(len(t.info)) || count < 1 || count > int(t.info[id].left) || last != (count == int(t.info[id].left)) {
 		h.bug("%d datagrams (last: %v) ended of descriptor %d, which has not so many", count, last, id)
@@ -75,7 +69,9 @@ func (h *Host) finish(id uint32, count int, last bool, v *Event) {
 		v.Flags = EventLast
 	}
 	h.push(v, id)
-	h.refresh()
+	if h.stored&viewTake == 0 { // fewer datagrams are under way
+		h.refresh()
+	}
 }
 
 // Changed reports that a destination became congested or clear.
@@ -85,13 +81,11 @@ func (h *Host) Changed(dst netip.AddrPort, congested bool) {
 		v.Flags = EventCongested
 	}
 	h.push(&v, none)
-	h.refresh()
 }
 
 // Freed reports groups of ports (port mod 64) that became clear.
 func (h *Host) Freed(mask uint64) {
 	h.push(&Event{Kind: EventFreed, Tag: mask}, none)
-	h.refresh()
 }
 
 // eventRoom is how many events the ring has room for. The client's head is
@@ -113,12 +107,14 @@ func (h *Host) eventRoom() int {
 	return room
 }
 
+// push puts an event into the ring, or behind those that wait for room there.
 func (h *Host) push(v *Event, id uint32) {
 	if h.dead {
 		return
 	}
-	if h.overflow.n == 0 {
-		if h.eventTail != h.eventPub && join(&h.last, h.lastID, v, id) {
+	o := &h.overflow
+	if o.n == 0 {
+		if h.eventTail != h.eventPub && h.lastID == id && join(&h.last, v) {
 			h.write(h.eventTail-1, id, int(v.Count))
 			return
 		}
@@ -127,16 +123,19 @@ func (h *Host) push(v *Event, id uint32) {
 			return
 		}
 	}
-	h.overflow.add(v, id)
+	// Of what waits the view tells that there is some, and that there is too much to go on.
+	if o.add(v, id); o.n == 1 || o.n >= MaxOutstanding {
+		h.refresh()
+	}
 }
 
-// join adds v to w when they are one event.
-func join(w *Event, wid uint32, v *Event, id uint32) bool {
+// join adds v to w when they are one event. They are of the same descriptor, or of none.
+func join(w, v *Event) bool {
 	if w.Kind == EventFreed && v.Kind == EventFreed {
 		w.Tag |= v.Tag
 		return true
 	}
-	if w.Kind != EventOutcome || v.Kind != EventOutcome || wid != id || w.Outcome != v.Outcome || w.Why != v.Why || w.Tag+uint64(w.Count) != v.Tag {
+	if w.Kind != EventOutcome || v.Kind != EventOutcome || w.Outcome != v.Outcome || w.Why != v.Why || w.Tag+uint64(w.Count) != v.Tag {
 		return false
 	}
 	w.Count += v.Count
@@ -188,7 +187,7 @@ func (o *overflow) add(v *Event, id uint32) {
 	case EventOutcome:
 		// Outcomes that follow each other for one descriptor become one event: what waits is
 		// then bounded by the descriptors under way.
-		if k := len(o.q) - 1; k >= o.first && join(&o.q[k].v, o.q[k].id, v, id) {
+		if k := len(o.q) - 1; k >= o.first && o.q[k].id == id && join(&o.q[k].v, v) {
 			return
 		}
 	case EventFreed:

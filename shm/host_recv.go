@@ -165,6 +165,9 @@ func (h *Host) Unreserve(off uint64) {
 		return
 	}
 	h.freeSlot(i)
+	if h.stored&viewMany != 0 && h.nSlots <= h.manySlots {
+		h.refresh()
+	}
 }
 
 // Place puts the train whose body was read into the slot at off, which Reserve gave, into

@@ -33,13 +33,15 @@ type Post struct {
 type sendSide struct {
 	sendHead uint64 // descriptors taken
 	sendTail uint64 // the client's, as last read and checked
-	half     bool   // the word of cur is claimed and cur was read, its body not looked for
-	claimed  bool   // cur is claimed and not taken
-	cur      Post
-	sends    sendTable
-	taken    uint64 // datagrams of all descriptors taken
-	entries  uint32 // of the send table that can be used
-	growth   uint8  // whether more of them are being allocated
+	// Lags says that Growth or Unsure has something to tell. This end alone changes it.
+	Lags    bool
+	half    bool // the word of cur is claimed and cur was read, its body not looked for
+	claimed bool // cur is claimed and not taken
+	cur     Post
+	sends   sendTable
+	taken   uint64 // datagrams of all descriptors taken
+	entries uint32 // of the send table that can be used
+	growth  uint8  // whether more of them are being allocated
 }
 
 // Values of growth.
@@ -84,7 +86,7 @@ func (h *Host) initSend() {
 func (h *Host) low() {
 	t := &h.sends
 	if h.growth == growthNone && h.entries < MaxOutstanding && t.n+int(h.entries/4) >= int(h.entries) {
-		h.growth = growthWanted
+		h.growth, h.Lags = growthWanted, true
 	}
 }
 
@@ -95,13 +97,10 @@ func (h *Host) Growth() (from uint32, pages int, wanted bool) {
 	if h.growth != growthWanted {
 		return 0, 0, false
 	}
-	h.growth = growthBegun
+	h.growth, h.Lags = growthBegun, h.asking == askWanted
 	pages = min(int(h.entries), MaxOutstanding-int(h.entries)) / sendsPerPage
 	return h.entries, pages, true
 }
-
-// Lags reports whether Growth or Unsure has something to tell.
-func (h *Host) Lags() bool { return h.growth == growthWanted || h.asking == askWanted }
 
 // Growing reports whether Growth has been told and Grown not called yet.
 func (h *Host) Growing() bool { return h.growth == growthBegun }
@@ -314,7 +313,10 @@ func (h *Host) Taken(p *Post, dst Target, accepted bool) (id uint32, cell *uint6
 	if uint32(t.n) > h.entries/2 {
 		h.low()
 	}
-	h.refresh()
+	// It may have been the last for which there is room: the view changes then, and else not.
+	if t.datagrams >= MaxOutstandingDatagrams || t.freed == none && len(t.info) >= int(h.entries) {
+		h.refresh()
+	}
 	return id, cell
 }
 

@@ -90,9 +90,11 @@ func TestOverflowKeepsAll(t *testing.T) {
 					read()
 				}
 			}
+			viewed(t, h)
 		}
 		for i := 0; h.overflow.n > 0 || h.eventTail != h.eventPub || i == 0; i++ {
 			h.Publish()
+			viewed(t, h)
 			read()
 			if i > 10000 {
 				t.Fatal("events stay in the overflow")
@@ -165,23 +167,21 @@ func TestEventsJoin(t *testing.T) {
 	base := Event{Kind: EventOutcome, Outcome: Delivered, Why: 3, Tag: 10, Count: 2}
 	for what, c := range map[string]struct {
 		edit func(*Event)
-		id   uint32
 		want bool
 	}{
-		"the next tags":      {func(*Event) {}, 1, true},
-		"the last":           {func(v *Event) { v.Flags = EventLast }, 1, true},
-		"another descriptor": {func(*Event) {}, 2, false},
-		"another outcome":    {func(v *Event) { v.Outcome = Failed }, 1, false},
-		"another reason":     {func(v *Event) { v.Why = 4 }, 1, false},
-		"a gap":              {func(v *Event) { v.Tag = 13 }, 1, false},
-		"tags before":        {func(v *Event) { v.Tag = 9 }, 1, false},
-		"a refusal":          {func(v *Event) { v.Kind = EventRefused }, 1, false},
-		"a change":           {func(v *Event) { v.Kind = EventCongestion }, 1, false},
+		"the next tags":   {func(*Event) {}, true},
+		"the last":        {func(v *Event) { v.Flags = EventLast }, true},
+		"another outcome": {func(v *Event) { v.Outcome = Failed }, false},
+		"another reason":  {func(v *Event) { v.Why = 4 }, false},
+		"a gap":           {func(v *Event) { v.Tag = 13 }, false},
+		"tags before":     {func(v *Event) { v.Tag = 9 }, false},
+		"a refusal":       {func(v *Event) { v.Kind = EventRefused }, false},
+		"a change":        {func(v *Event) { v.Kind = EventCongestion }, false},
 	} {
 		w, v := base, base
 		v.Tag, v.Count = 12, 3
 		c.edit(&v)
-		if got := join(&w, 1, &v, c.id); got != c.want {
+		if got := join(&w, &v); got != c.want {
 			t.Errorf("%s: joined %v", what, got)
 		} else if got && (w.Count != 5 || w.Tag != 10 || w.Flags != v.Flags) {
 			t.Errorf("%s: %+v", what, w)
@@ -190,10 +190,10 @@ func TestEventsJoin(t *testing.T) {
 		}
 	}
 	a, b := Event{Kind: EventFreed, Tag: 1}, Event{Kind: EventFreed, Tag: 6}
-	if !join(&a, none, &b, none) || a.Tag != 7 {
+	if !join(&a, &b) || a.Tag != 7 {
 		t.Errorf("groups of ports: %+v", a)
 	}
-	if join(&a, none, &Event{Kind: EventOutcome}, none) || join(&Event{Kind: EventOutcome}, none, &a, none) {
+	if join(&a, &Event{Kind: EventOutcome}) || join(&Event{Kind: EventOutcome}, &a) {
 		t.Error("groups of ports and an outcome are one")
 	}
 }
@@ -320,5 +320,46 @@ func TestForget(t *testing.T) {
 		if r.sendArena[at] != byte(at>>12) {
 			t.Fatalf("byte %d is lost", at)
 		}
+	}
+}
+
+// Outcome ends datagrams of id with an outcome.
+func (h *Host) Outcome(id uint32, tag uint64, count int, outcome, why uint8, last bool) {
+	h.Ended(id, count, last, &Event{Kind: EventOutcome, Outcome: outcome, Why: why, Tag: tag})
+}
+
+// viewed fails if what the reactor sees is not what is.
+func viewed(t *testing.T, h *Host) {
+	t.Helper()
+	was, due := h.stored, h.due
+	if h.refresh(); h.stored != was || h.view.Load() != was {
+		t.Fatalf("the view is %#x, and should be %#x", was, h.stored)
+	}
+	h.due = due
+}
+
+// TestOutcomesOfTwo: outcomes of two descriptors never become one event, in the ring or behind it.
+func TestOutcomesOfTwo(t *testing.T) {
+	h, m := newPair(t, smallSpec(), nil)
+	m.flow(0, 1, testDst)
+	var ids []uint32
+	for i := range uint64(h.r.Events) + 4 {
+		m.post(MakeWord(KindEach, 8, 1), SendDesc{Tag: i, Gen: 1}, nil)
+		id, _ := h.Taken(next(t, h), MakeTarget(testDst), true)
+		viewed(t, h)
+		ids = append(ids, id)
+	}
+	for i, id := range ids {
+		h.Outcome(id, uint64(i), 1, Delivered, 0, true) // the tags follow each other
+		viewed(t, h)
+	}
+	if h.overflow.n != 4 {
+		t.Errorf("%d events wait, want 4", h.overflow.n)
+	}
+	h.Publish()
+	got := m.events()
+	h.Publish()
+	if got = append(got, m.events()...); len(got) != len(ids) {
+		t.Errorf("%d events of %d descriptors", len(got), len(ids))
 	}
 }

@@ -129,7 +129,7 @@ func (h *Host) clientHas(off, n uint64) bool {
 		h.knows(lo, hi)
 		return true
 	}
-	h.asking, h.asked = askWanted, span{off, n}
+	h.asking, h.asked, h.Lags = askWanted, span{off, n}, true
 	h.refresh()
 	return false
 }
@@ -150,7 +150,7 @@ func (h *Host) Unsure() (off, n uint64, wanted bool) {
 	if h.asking != askWanted {
 		return 0, 0, false
 	}
-	h.asking = askBegun
+	h.asking, h.Lags = askBegun, h.growth == growthWanted
 	return h.asked.off, h.asked.n, true
 }
 

@@ -97,56 +97,47 @@ const ringTurn = 64
 
 // --- the reactor's side ----------------------------------------------------------
 
-// Poll implements reactor.Poller: it serves what the client has posted.
-func (r *ringSock) Poll(now time.Duration) bool {
-	worked := r.serve(now)
-	if r.ctl.held && r.ctl.resume() {
-		worked = true
-	}
-	return worked
-}
-
-// serve is Poll without the message that may be held: the release ring, if something changed
-// there, and the send ring.
-func (r *ringSock) serve(now time.Duration) bool {
+// Poll implements reactor.Poller: it serves the release ring, if something changed there, the
+// send ring, and the message that may be held until that is taken.
+func (r *ringSock) Poll(now time.Duration) (worked bool) {
 	posts, room, nudges := r.End.Look()
 	if nudges {
 		r.ringReaders()
 	}
 	posts = !r.blocked.Load() && (r.left || posts)
-	waits := posts && !r.share.May(now, &r.Ring)
-	if waits {
-		posts = false
+	if posts && !r.share.May(now, &r.Ring) {
+		posts, worked = false, true // it waits for the next turn
 	}
-	if !posts && !room {
-		return waits
-	}
-	_, now = r.host.LockAt(now)
-	err := r.hostile
-	if err == nil && !r.closed {
-		if room {
-			r.host.Touch(&r.Ring) // events may have waited for it
-			err = r.takeReleases(now)
-		}
-		if posts && err == nil {
-			var n int
-			if n, err = r.takePosts(now, rds.Within); n > 0 {
-				r.took = n
+	if posts || room {
+		_, now = r.host.LockAt(now)
+		err := r.hostile
+		if err == nil && !r.closed {
+			if room {
+				r.host.Touch(&r.Ring) // events may have waited for it
+				err = r.takeReleases(now)
 			}
-			if r.End.Lags() {
-				r.lag()
+			if posts && err == nil {
+				var n int
+				if n, err = r.takePosts(now, rds.Within); n > 0 {
+					r.took = n
+				}
+				if r.End.Lags {
+					r.lag()
+				}
 			}
 		}
+		if err != nil {
+			r.judge(err)
+		}
+		r.host.Unlock()
+		if worked = err == nil; !worked {
+			r.s.finish(err)
+		}
 	}
-	if err != nil {
-		r.judge(err)
+	if r.ctl.held && r.ctl.resume() {
+		worked = true
 	}
-	r.host.Unlock()
-	if err != nil {
-		r.s.finish(err)
-		return false
-	}
-	return true
+	return worked
 }
 
 // judge notes why the client is not served any more; nil: it is. The lock is held.
@@ -305,7 +296,7 @@ func (r *ringSock) take(now time.Duration, l rds.Limits) bool {
 	}
 	r.posts[id] = ringPost{slot: p.Slot, bytes: uint32(len(p.Body)), left: uint32(p.Count)}
 	r.sock.PostAdmitted(now, f.dest, p.Train, id, p.Tag, rds.Report(p.Want), cell)
-	r.host.Moved(len(p.Body))
+	r.host.Moved += len(p.Body)
 	if f.here {
 		r.share.Copied(len(p.Body)) // what leaves has a bound of its own, and is not copied here
 		if r.pairs.wanted && f.busy.posted(now, p.Count) {
@@ -410,7 +401,7 @@ func (r *ringSock) Collect() {
 
 // Place implements rds.Sink.
 func (r *ringSock) Place(from *rds.Peer, a conn.Arrival) (cost int, ok bool) {
-	r.host.Moved(len(a.Train.Body))
+	r.host.Moved += len(a.Train.Body)
 	src, lane := from.AddrPort(a.SPort), r.host.LaneIndex(a.Lane)
 	if b := a.Buf; b != nil && b.Owner() == buf.Owner(r) {
 		if cost, ok = r.End.Place(src, uint64(b.ID)*shm.UnitBytes, a.Train, lane, a.Seq); ok {
@@ -487,7 +478,7 @@ func (r *ringSock) Free(b *buf.Buf) {
 func (r *ringSock) Done(d rds.Decided) {
 	k := &r.posts[d.Cookie]
 	k.left -= uint32(d.Count)
-	r.End.Outcome(d.Cookie, d.Tag, d.Count, uint8(d.Outcome), uint8(d.Why), k.left == 0)
+	r.End.Ended(d.Cookie, d.Count, k.left == 0, &shm.Event{Kind: shm.EventOutcome, Outcome: uint8(d.Outcome), Why: uint8(d.Why), Tag: d.Tag})
 	r.host.Touch(&r.Ring)
 }
 

@@ -285,7 +285,7 @@ func (r *ringSock) cancelled(p *shm.Post, dst netip.AddrPort) bool {
 	for _, m := range r.marks {
 		if r.End.Taking() < m.before && m.dst.Addr() == dst.Addr() && (m.dst.Port() == 0 || m.dst.Port() == dst.Port()) {
 			id, _ := r.End.Taken(p, shm.MakeTarget(dst), true)
-			r.End.Outcome(id, p.Tag, p.Count, uint8(conn.Cancelled), uint8(conn.WhyApp), true)
+			r.End.Ended(id, p.Count, true, &shm.Event{Kind: shm.EventOutcome, Outcome: uint8(conn.Cancelled), Why: uint8(conn.WhyApp), Tag: p.Tag})
 			r.host.Touch(&r.Ring)
 			return true
 		}

@@ -22,7 +22,6 @@ type localRings struct {
 	placed    []*Ring         // with datagrams that nobody sees yet
 	dirty     []*Ring         // with news that nobody sees yet
 	hosts     []*shm.Host     // of placed, for one call
-	moved     int             // bytes taken out of regions and put into them since the keeper was told
 	refused   []uint64
 	refs      [shm.MaxRefusals + 1]wire.Refusal
 }
@@ -151,8 +150,8 @@ func (h *Local) publishRings(bells []*shm.Alarm) []*shm.Alarm {
 	clear(r.placed)
 	clear(r.dirty)
 	r.placed, r.dirty = r.placed[:0], r.dirty[:0]
-	if r.moved > movedStep { // pages that the daemon has not touched before may be among them
-		r.moved = 0
+	if h.Moved > movedStep { // pages that the daemon has not touched before may be among them
+		h.Moved = 0
 		h.all.deps.Memory.Want()
 	}
 	return bells

@@ -20,6 +20,10 @@ import (
 // listener, links and timer. Everything the engine hands out is carried out
 // after the lock is let go.
 type Local struct {
+	// Moved counts the bytes taken out of regions and put into them since the keeper of memory was
+	// last told (movedStep). The rings' owners add to it; guarded by mu.
+	Moved int
+
 	all  *Host
 	log  *slog.Logger
 	addr netip.Addr

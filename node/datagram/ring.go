@@ -42,6 +42,3 @@ func (h *Local) Place(r *Ring) {
 		h.rings.placed = append(h.rings.placed, r)
 	}
 }
-
-// Moved counts bytes taken out of regions and put into them. The lock is held.
-func (h *Local) Moved(n int) { h.rings.moved += n }

@@ -103,12 +103,12 @@ func TestKeeperIsTold(t *testing.T) {
 			return false
 		}
 	}
-	h.rings.moved = movedStep
+	h.Moved = movedStep
 	if told() {
 		t.Error("too early")
 	}
-	h.rings.moved++
-	if !told() || h.rings.moved != 0 {
-		t.Errorf("not told; %d bytes are still to be told", h.rings.moved)
+	h.Moved++
+	if !told() || h.Moved != 0 {
+		t.Errorf("not told; %d bytes are still to be told", h.Moved)
 	}
 }
