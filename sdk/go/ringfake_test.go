@@ -495,7 +495,7 @@ func (s *ringSock) takeLocked(p *shm.Post) bool {
 	if to == nil {
 		id, _ := s.h.Taken(p, shm.MakeTarget(f.dst), true)
 		if s.d.sink {
-			s.h.Outcome(id, p.Tag, p.Count, shm.Delivered, 0, true)
+			s.h.Ended(id, p.Count, true, &shm.Event{Kind: shm.EventOutcome, Outcome: shm.Delivered, Tag: p.Tag})
 			return true
 		}
 		s.stuck = append(s.stuck, stuckPost{id, f.dst, *p})
@@ -507,7 +507,7 @@ func (s *ringSock) takeLocked(p *shm.Post) bool {
 	}
 	to.publishLocked()
 	id, _ := s.h.Taken(p, shm.MakeTarget(f.dst), true)
-	s.h.Outcome(id, p.Tag, p.Count, shm.Delivered, 0, true)
+	s.h.Ended(id, p.Count, true, &shm.Event{Kind: shm.EventOutcome, Outcome: shm.Delivered, Tag: p.Tag})
 	return true
 }
 
@@ -524,7 +524,7 @@ func (s *ringSock) unstickLocked(dst netip.AddrPort) {
 		if _, ok := to.h.PlaceCopy(s.local, p.Train, shm.NoLane, 0); !ok {
 			s.d.t.Error("no room in a new socket")
 		}
-		s.h.Outcome(st.id, p.Tag, p.Count, shm.Delivered, 0, true)
+		s.h.Ended(st.id, p.Count, true, &shm.Event{Kind: shm.EventOutcome, Outcome: shm.Delivered, Tag: p.Tag})
 		to.publishLocked()
 	}
 	s.stuck = keep
@@ -584,7 +584,7 @@ func (s *ringSock) cancelLocked(c *rdsdv1.Cancel) {
 			continue
 		}
 		n += st.post.Count
-		s.h.Outcome(st.id, st.post.Tag, st.post.Count, shm.Cancelled, 2, true)
+		s.h.Ended(st.id, st.post.Count, true, &shm.Event{Kind: shm.EventOutcome, Outcome: shm.Cancelled, Why: 2, Tag: st.post.Tag})
 	}
 	s.stuck = keep
 	s.publishLocked()
