@@ -198,20 +198,15 @@ func (c *Conn) Enqueue(now time.Duration, m *Msg, o *Offer) {
 	// The number of lanes is known from the peer's probe on, and the first of them is
 	// usable from its answer to ours: until then all messages wait in one line (D2).
 	if c.nlanes == 0 || c.grow != 0 || c.pending.head != nil {
-		f, _ := c.flow(m.SPort)
-		f.out++
-		m.Owner.add(m, nil)
+		m.Owner.add(c.flow(m.SPort), m, nil)
 		c.pending.push(m)
 		m.where = inPending
 		c.lane(0).want(now)
 		return
 	}
 	p, f := c.laneFor(now, m.SPort)
-	f.out++
-	m.Owner.add(m, nil)
-	if o != nil && o.Lane == nil && p.takesLone(m) {
-		o.Lane = p
-		p.sendLone(now, m, o.Batch)
+	m.Owner.add(f, m, nil)
+	if o != nil && o.Lane == nil && p.sendLone(now, m, o) {
 		return
 	}
 	p.enqueue(m)
@@ -234,8 +229,7 @@ func (c *Conn) EnqueueChain(now time.Duration, head *Msg) {
 	for m := head; m != nil; {
 		next := m.next
 		m.At = now
-		f.out++
-		m.Owner.add(m, nil)
+		m.Owner.add(f, m, nil)
 		p.enqueue(m)
 		m = next
 	}

@@ -343,9 +343,9 @@ func TestLaneConnectedForAFlowAtRest(t *testing.T) {
 	w.steps("accept 40000", "recv 0 probe seq=1 npaths=1 hello=77/4/7", "recv 0 answer received=0 npaths=1 hello=77/4/7",
 		"accept 40001", "recv 1 probe npaths=1 hello=77/4/7", "recv 1 answer received=0 npaths=1 hello=77/4/7", "lost 0", "wait 9s")
 	var ports []uint16 // of lane 1, each another flow
-	seen := map[uint32]bool{}
+	seen := map[uint8]bool{}
 	for s := uint16(5000); len(ports) < 3; s++ {
-		if _, i := w.c.flow(s); i%4 == 1 && !seen[i] {
+		if i := w.c.flow(s).at; i%4 == 1 && !seen[i] {
 			seen[i] = true
 			ports = append(ports, s)
 		}

@@ -15,26 +15,29 @@ type flowLane struct {
 	out     uint32 // messages given to Enqueue and not decided
 	lane    uint8  // valid if chosen
 	chosen  bool
-	unknown bool // a message of it has an unknown outcome and may still arrive: it stays
+	unknown bool  // a message of it has an unknown outcome and may still arrive: it stays
+	at      uint8 // in Conn.flows
 }
 
 const flowSlots = 64
 
-// flow returns the entry of a source port, and its number.
-func (c *Conn) flow(sport uint16) (f *flowLane, i uint32) {
+// flow returns the entry of a source port.
+func (c *Conn) flow(sport uint16) *flowLane {
 	if c.flows == nil {
 		c.flows = new([flowSlots]flowLane)
+		for i := range c.flows {
+			c.flows[i].at = uint8(i)
+		}
 	}
-	i = uint32(sport) * 0x9e3779b1 >> 16 % flowSlots
-	return &c.flows[i], i
+	return &c.flows[uint32(sport)*0x9e3779b1>>16%flowSlots]
 }
 
 // laneFor keeps all messages of one source port on one lane, as the kernel does
 // (RDS_MPATH_HASH), and tells both. It is asked before a message counts in out.
 func (c *Conn) laneFor(now time.Duration, sport uint16) (*Lane, *flowLane) {
-	f, i := c.flow(sport)
+	f := c.flow(sport)
 	if !f.chosen {
-		f.chosen, f.lane = true, uint8(i%uint32(c.nlanes))
+		f.chosen, f.lane = true, f.at%uint8(c.nlanes)
 	}
 	p := c.lanes[f.lane]
 	if p == nil {
@@ -84,9 +87,7 @@ func (c *Conn) lighter(now time.Duration, p *Lane) (best *Lane) {
 
 // part counts n, which is split off m.
 func (c *Conn) part(n, m *Msg) {
-	f, _ := c.flow(n.SPort)
-	f.out++
-	n.Owner.add(n, m)
+	n.Owner.add(c.flow(n.SPort), n, m)
 }
 
 // done is the one end of a message; p is the lane that it was on, nil: none yet.
@@ -98,11 +99,10 @@ func (c *Conn) done(p *Lane, m *Msg, o Outcome, why Why) {
 		c.com.FreeMsg(m)
 		return
 	}
-	f, _ := c.flow(m.SPort)
-	f.out--
+	f := c.flow(m.SPort)
 	// The message may still arrive, after one that is sent on another lane now.
 	f.unknown = f.unknown || o == Unknown
-	m.Owner.remove(m)
+	m.Owner.remove(f, m)
 	m.Owner.owner.Completed(m, o, why)
 }
 

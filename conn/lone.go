@@ -12,10 +12,10 @@ import (
 // queue, no order to the shell, no second step. What is done is done by the functions that
 // Fill uses, to the same state; this file decides only when.
 
-// takesLone reports whether m, which was just accepted, may be put into a batch at once: nothing
-// that Fill would put before it is there, and nothing that Fill would ask keeps it back. It
-// changes nothing, and whoever is not taken goes into the queue.
-func (p *Lane) takesLone(m *Msg) bool {
+// sendLone puts m, which was just accepted, into the batch that is offered, and ends its filling,
+// if it may leave at once: nothing that Fill would put before it is there, and nothing that Fill
+// would ask keeps it back. If it returns false nothing has changed, and m goes into the queue.
+func (p *Lane) sendLone(now time.Duration, m *Msg, offer *Offer) bool {
 	switch {
 	// A kernel's lanes have rules of their own, and a link that shakes hands sends nothing else. While a
 	// batch is being written, or a turn is ordered, what comes later leaves later.
@@ -33,16 +33,12 @@ func (p *Lane) takesLone(m *Msg) bool {
 	case m.Count > 1 || len(m.Payload) > transport.InlineBytes || p.credits < 1:
 		return false
 	}
-	return true
-}
-
-// sendLone puts m into b, which is empty, and ends its filling.
-func (p *Lane) sendLone(now time.Duration, m *Msg, b *transport.Batch) {
-	m.slot = p.slot
+	offer.Lane, m.slot = p, p.slot
 	o := frameOut{rdsd: true, ack: p.ackable()}
 	if p.owed > 0 {
 		o.credit = p.creditsToGrant()
 	}
-	p.sendData(now, b, &o, m)
-	p.filled(now, b, &o)
+	p.sendData(now, offer.Batch, &o, m)
+	p.filled(now, offer.Batch, &o)
+	return true
 }

@@ -42,8 +42,8 @@ func unordered(step string) string {
 	return strings.Join(l, "\n")
 }
 
-// TestTakesLone: each of what goes before a datagram, or keeps it back, keeps it from the short way.
-func TestTakesLone(t *testing.T) {
+// TestSendLone: each of what goes before a datagram, or keeps it back, keeps it from the short way.
+func TestSendLone(t *testing.T) {
 	for what, change := range map[string]func(w *world, p *Lane, m *Msg){
 		"nothing":                   func(*world, *Lane, *Msg) {},
 		"a message is sent again":   func(w *world, p *Lane, _ *Msg) { p.retrans.push(&Msg{}) },
@@ -66,8 +66,9 @@ func TestTakesLone(t *testing.T) {
 		w, p := rdsdPair(t)
 		m := &Msg{Payload: make([]byte, transport.InlineBytes), DPort: 4000}
 		change(w, p, m)
-		if got, want := p.takesLone(m), what == "nothing"; got != want {
-			t.Errorf("%s: taken %v", what, got)
+		o := Offer{Batch: transport.GetBatch()}
+		if got, want := p.sendLone(w.now, m, &o), what == "nothing"; got != want || (o.Lane == p) != want || o.Batch.Frames() > 0 != want {
+			t.Errorf("%s: taken %v, %d frames", what, got, o.Batch.Frames())
 		}
 	}
 }

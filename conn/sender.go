@@ -21,9 +21,10 @@ func (s *Sender) Owner() Completer { return s.owner }
 // Messages is how many have no outcome yet.
 func (s *Sender) Messages() int { return s.messages }
 
-// add puts m behind the others; split puts it before another message, of which
-// it is a part.
-func (s *Sender) add(m, before *Msg) {
+// add takes m in, which counts in f, the entry of its source port, from now on: behind the
+// others; split puts it before another message, of which it is a part.
+func (s *Sender) add(f *flowLane, m, before *Msg) {
+	f.out++
 	if m.aft = before; before == nil {
 		m.fore, s.tail = s.tail, m
 	} else {
@@ -37,7 +38,9 @@ func (s *Sender) add(m, before *Msg) {
 	s.messages++
 }
 
-func (s *Sender) remove(m *Msg) {
+// remove takes m out again.
+func (s *Sender) remove(f *flowLane, m *Msg) {
+	f.out--
 	if m.fore == nil {
 		s.head = m.aft
 	} else {

@@ -214,7 +214,7 @@ func (w *world) fill(p *Lane) {
 
 // write is what follows Fill; false: the batch is held.
 func (w *world) write(p *Lane, b *transport.Batch) bool {
-	w.txB[p] += uint64(b.Bytes())
+	w.txB[p] += uint64(b.Bytes)
 	for _, f := range framesOf(w.t, b) {
 		w.note("%d tx %s", p.idx, w.text(f))
 	}

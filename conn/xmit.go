@@ -127,10 +127,11 @@ func (p *Lane) putHeader(o *frameOut, h *wire.Header, raw []byte) {
 			p.c.ctr.SendAckRequired++
 		}
 	}
-	h.Put(raw)
-	// Over the finished header. A kernel sums nothing and wants 0 (zero is "none").
+	// A kernel sums nothing and wants 0 (zero is "none").
 	if o.rdsd {
-		wire.SetChecksum(raw)
+		h.PutSummed(raw)
+	} else {
+		h.Put(raw)
 	}
 }
 
@@ -180,7 +181,7 @@ func (p *Lane) fillHandshake(now time.Duration, b *transport.Batch, o *frameOut)
 		o.rdsd = false
 		p.put(b, o, &h, m.Payload)
 		o.rdsd = was
-		m.end = uint32(p.txOff + uint64(b.Bytes()))
+		m.end = uint32(p.txOff + uint64(b.Bytes))
 		// A message without a sequence is not acknowledged: it is forgotten once it is
 		// written.
 		if outside {
@@ -441,12 +442,12 @@ func (p *Lane) send(now time.Duration, b *transport.Batch, o *frameOut, m *Msg, 
 		p.putHeader(o, &h, raw)
 		m.Train().PutTable(table)
 	} else {
-		p.put(b, o, &h, m.Payload)
+		p.putHeader(o, &h, b.Frame(m.Payload))
 	}
 	// Where in the stream it ends: a kernel's TCP acknowledges bytes, not messages
 	// (net/rds/tcp_send.c, rds_tcp_is_acked).
 	if m.end = 0; !o.rdsd {
-		m.end = uint32(p.txOff + uint64(b.Bytes()))
+		m.end = uint32(p.txOff + uint64(b.Bytes))
 	}
 	p.inwrite.push(m)
 	m.where = inSent
@@ -531,13 +532,9 @@ func (p *Lane) Wrote(now time.Duration) bool {
 	return p.kicked
 }
 
-// WroteBefore is Wrote for a turn that ended before this step: if the next Fill is likely to
-// find more, the shell is told to call it.
-func (p *Lane) WroteBefore(now time.Duration) {
-	if p.Wrote(now) {
-		p.emit(ActKick)
-	}
-}
+// FillLater has the shell told to call Fill, which Wrote has found likely to find more: by who
+// called Wrote in a step of another purpose.
+func (p *Lane) FillLater() { p.emit(ActKick) }
 
 // CongestionChanged tells that our own map changed.
 func (c *Conn) CongestionChanged(now time.Duration) {

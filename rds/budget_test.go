@@ -25,7 +25,7 @@ func TestBudgetLeavesRoomToReceive(t *testing.T) {
 			if got := sendRoom(e); got != int(c.room) {
 				t.Errorf("%d sending, %d held: room to send %d, want %d", c.sending, c.held, got, c.room)
 			}
-			if got, _ := e.room(); got != 1000-c.sending-c.held {
+			if got, _, _ := e.room(nil, 0); got != 1000-c.sending-c.held {
 				t.Errorf("%d sending, %d held: room to receive %d, want %d", c.sending, c.held, got, 1000-c.sending-c.held)
 			}
 			if e.End(); b.Sending() != c.sending || b.Held() != c.held {
@@ -97,7 +97,7 @@ func TestNobodyPassesAShareOfHalf(t *testing.T) {
 		if rng.Intn(2) == 0 {
 			e.End()
 		}
-		free, _ := e.room()
+		free, _, _ := e.room(nil, 0)
 		most := int(free - b.Limit/2) // so many more, and half is free still
 		if noted := e.tally.noted; most >= 0 && !x.Fits(int64(most), noted, free) {
 			t.Fatalf("with %d bytes of %d held, %d of them noted, the user has no share in %d", b.Used(), b.Limit, noted, most)
@@ -157,11 +157,11 @@ func TestNoMemoryHere(t *testing.T) {
 }
 
 func sendRoom(e *Engine) int {
-	_, n := e.room()
+	_, n, _ := e.room(nil, 0)
 	return n
 }
 
 func fits(e *Engine, a *quota.Account, n int) bool {
-	free, _ := e.room()
-	return e.fits(a, n, free)
+	_, _, shared := e.room(a, n)
+	return shared
 }

@@ -215,7 +215,7 @@ func (m *machine) fill(p *conn.Lane) {
 	m.fills[p] = b
 	m.notePieces(p, b)
 	if l := m.find(p, p.Attempt()); l != nil {
-		l.sent += uint64(b.Bytes())
+		l.sent += uint64(b.Bytes)
 	} else {
 		m.t.Fatalf("%v: frames for link %d, which there is not", p, p.Attempt())
 	}

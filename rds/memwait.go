@@ -100,7 +100,7 @@ func (t *memoryTicker) tick(now time.Duration) {
 // datagram fits: memory held by a reader that has stopped may never come back.
 func (e *Engine) serveRecvWaiters(now time.Duration, most int) (n int) {
 	plenty := e.mayGrant()
-	room, _ := e.room()
+	room, _, _ := e.room(nil, 0)
 	for ; n < most && len(e.recvWaiters) > 0; n++ {
 		s := e.recvWaiters[0]
 		// No more than would fit if each sent again what was refused: the others would only be
@@ -122,7 +122,7 @@ func (e *Engine) serveRecvWaiters(now time.Duration, most int) (n int) {
 // more than most of them, beginning where it ended the last time, so that sockets that need
 // much do not stand before the others.
 func (e *Engine) serveSendWaiters(most int) {
-	_, room := e.room()
+	_, room, _ := e.room(nil, 0)
 	for most = min(most, len(e.sendWaiters)); most > 0; most-- {
 		if e.sendWaitersNext >= len(e.sendWaiters) {
 			e.sendWaitersNext = 0

@@ -187,7 +187,7 @@ func (pe *Peer) MayGrant() bool {
 
 // mayGrant reports whether a tenth of the memory budget is left, while which credits are given.
 func (e *Engine) mayGrant() bool {
-	free, _ := e.room()
+	free, _, _ := e.room(nil, 0)
 	return free > e.cfg.Budget.Limit/10
 }
 

@@ -75,7 +75,7 @@ func least(t wire.Train, cost int) int {
 // fitsRecvBudget reports whether the memory budget has room for a message.
 func (s *Socket) fitsRecvBudget(cost int, t wire.Train) bool {
 	e := s.e
-	if free, _ := e.room(); int64(cost) <= free && e.fits(s.opt.Account, cost, free) {
+	if free, _, shared := e.room(s.opt.Account, cost); int64(cost) <= free && shared {
 		return true
 	}
 	e.ctr.MemoryRefused += uint64(t.Count)

@@ -30,8 +30,8 @@ func (s *Socket) SendRun(now time.Duration, dst netip.AddrPort, payload []byte, 
 	}
 	pe := f.pe
 	limit := min(s.opt.SndBufBytes, wire.MaxDatagram)
-	free, room := e.room() // for each of them in a message of its own
-	if !e.fits(s.opt.Account, len(payload)+len(lengths)*msgBytes, free) {
+	_, room, shared := e.room(s.opt.Account, len(payload)+len(lengths)*msgBytes) // for each of them in a message of its own
+	if !shared {
 		return 0
 	}
 	bytes := 0

@@ -143,7 +143,7 @@ func size(bytes, count int) int {
 func (s *Socket) checkSendBudget(n int) error {
 	e := s.e
 	b := e.cfg.Budget
-	if free, room := e.room(); n > room || !e.fits(s.opt.Account, n, free) {
+	if _, room, shared := e.room(s.opt.Account, n); n > room || !shared {
 		b.Refused.Add(1)
 		// Only a message that may fit some day waits.
 		if b.everSends(n) {

@@ -19,29 +19,24 @@ func (t *tally) turn(a *quota.Account) {
 	t.account, t.noted = a, 0
 }
 
-// fits reports whether n bytes more are within a's share of the memory, of which free bytes
-// are free.
-func (e *Engine) fits(a *quota.Account, n int, free int64) bool {
-	// Whoever holds no more than is free has not passed his share (quota.Account.Fits), and while
-	// half of the memory is free nobody holds more.
-	if free-int64(n) >= e.cfg.Budget.Limit/2 {
-		return true
-	}
-	mine := int64(0)
-	if e.tally.account == a {
-		mine = e.tally.noted
-	}
-	return a.Fits(int64(n), mine, free)
-}
-
 // room returns how many bytes are free, so many the budget has for received datagrams, and how
-// many of them more may be accepted for sending.
-func (e *Engine) room() (free int64, toSend int) {
+// many of them more may be accepted for sending; and whether n bytes more are within a's share of
+// the memory, which those of no account always are.
+func (e *Engine) room(a *quota.Account, n int) (free int64, toSend int, shared bool) {
 	b, t := e.cfg.Budget, &e.tally
 	sending := b.sending.Load() + t.sending
 	free = b.Limit - sending - b.held.Load() - t.held
 	if b.Rest != nil {
 		free -= b.Rest.Load()
 	}
-	return free, int(min(b.Limit-b.Limit/4-sending, free))
+	// Whoever holds no more than is free has not passed its share (quota.Account.Fits), and while
+	// half of the memory is free nobody holds more.
+	if shared = free-int64(n) >= b.Limit/2; !shared {
+		mine := int64(0)
+		if t.account == a {
+			mine = t.noted
+		}
+		shared = a.Fits(int64(n), mine, free)
+	}
+	return free, int(min(b.Limit-b.Limit/4-sending, free)), shared
 }

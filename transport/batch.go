@@ -18,8 +18,10 @@ type Batch struct {
 	unwritten
 	stage  []byte
 	from   int // start in stage of the piece being built
-	size   int
 	frames int
+
+	// Bytes is the size of all frames, headers included. The batch alone changes it.
+	Bytes int
 }
 
 var batches = sync.Pool{New: func() any {
@@ -39,7 +41,7 @@ func (b *Batch) Put() {
 func (b *Batch) Reset() {
 	clear(b.pieces)
 	b.stage, b.pieces = b.stage[:0], b.pieces[:0]
-	b.from, b.size, b.frames, b.next = 0, 0, 0, 0
+	b.from, b.Bytes, b.frames, b.next = 0, 0, 0, 0
 }
 
 // Room reports whether a frame with a payload of n bytes still fits. One frame
@@ -52,7 +54,7 @@ func (b *Batch) Room(n int) bool {
 	if n <= InlineBytes {
 		need += n
 	}
-	return b.size+48+n <= BatchBytes && len(b.stage)+need <= cap(b.stage) && len(b.pieces)+2 < BatchPieces
+	return b.Bytes+48+n <= BatchBytes && len(b.stage)+need <= cap(b.stage) && len(b.pieces)+2 < BatchPieces
 }
 
 // Frame adds a frame and returns the 48 bytes where its header is to be
@@ -76,7 +78,7 @@ func (b *Batch) Frame(payload []byte) []byte {
 		b.pieces = append(b.pieces, b.stage[b.from:], payload)
 		b.from = len(b.stage)
 	}
-	b.size += 48 + len(payload)
+	b.Bytes += 48 + len(payload)
 	b.frames++
 	return b.stage[n : n+48]
 }
@@ -84,7 +86,7 @@ func (b *Batch) Frame(payload []byte) []byte {
 // SpaceRoom reports whether a frame whose payload is written in place (Space) still fits.
 // One frame always fits into an empty batch.
 func (b *Batch) SpaceRoom(n int) bool {
-	return b.frames == 0 || b.size+48+n <= BatchBytes && len(b.stage)+48+n <= cap(b.stage) && len(b.pieces)+2 < BatchPieces
+	return b.frames == 0 || b.Bytes+48+n <= BatchBytes && len(b.stage)+48+n <= cap(b.stage) && len(b.pieces)+2 < BatchPieces
 }
 
 // Space adds a frame with n bytes of payload and returns where header and payload are to be
@@ -96,7 +98,7 @@ func (b *Batch) Space(n int) (raw, payload []byte) {
 	}
 	at := len(b.stage)
 	b.stage = b.stage[:at+48+n]
-	b.size += 48 + n
+	b.Bytes += 48 + n
 	b.frames++
 	return b.stage[at : at+48], b.stage[at+48:]
 }
@@ -108,7 +110,7 @@ func (b *Batch) LedRoom(n, payload int) bool {
 	if payload <= InlineBytes {
 		need += payload
 	}
-	return b.frames == 0 || b.size+48+n+payload <= BatchBytes && len(b.stage)+need <= cap(b.stage) && len(b.pieces)+2 < BatchPieces
+	return b.frames == 0 || b.Bytes+48+n+payload <= BatchBytes && len(b.stage)+need <= cap(b.stage) && len(b.pieces)+2 < BatchPieces
 }
 
 // Led adds a frame of n bytes that are written in place, as those of Space, with payload
@@ -123,7 +125,7 @@ func (b *Batch) Led(n int, payload []byte) (raw, front []byte) {
 	raw, front = b.Space(n)
 	b.pieces = append(b.pieces, b.stage[b.from:], payload)
 	b.from = len(b.stage)
-	b.size += len(payload)
+	b.Bytes += len(payload)
 	return raw, front
 }
 
@@ -134,14 +136,11 @@ func (b *Batch) Seal() (frames, bytes int) {
 		b.pieces = append(b.pieces, b.stage[b.from:])
 		b.from = len(b.stage)
 	}
-	return b.frames, b.size
+	return b.frames, b.Bytes
 }
 
-// Frames and Bytes say how much is in the batch.
+// Frames is how many frames are in the batch.
 func (b *Batch) Frames() int { return b.frames }
-
-// Bytes is the size of all frames, headers included.
-func (b *Batch) Bytes() int { return b.size }
 
 // Left is how many bytes are left to write.
 func (b *Batch) Left() (n int) {

@@ -43,14 +43,14 @@ func TestBatchBytes(t *testing.T) {
 			frames++
 		}
 		b.Seal()
-		if frames == 0 || b.Frames() != frames || b.Bytes() != len(want) {
-			t.Fatalf("round %d: %d frames of %d, %d bytes of %d", round, b.Frames(), frames, b.Bytes(), len(want))
+		if frames == 0 || b.Frames() != frames || b.Bytes != len(want) {
+			t.Fatalf("round %d: %d frames of %d, %d bytes of %d", round, b.Frames(), frames, b.Bytes, len(want))
 		}
 		if len(b.Pieces()) > BatchPieces {
 			t.Fatalf("round %d: %d pieces", round, len(b.Pieces()))
 		}
-		if frames > 1 && b.Bytes() > BatchBytes {
-			t.Fatalf("round %d: %d bytes", round, b.Bytes())
+		if frames > 1 && b.Bytes > BatchBytes {
+			t.Fatalf("round %d: %d bytes", round, b.Bytes)
 		}
 		var got []byte
 		for done := false; !done; {
@@ -166,7 +166,7 @@ func TestBatchDoesNotAllocate(t *testing.T) {
 			h.Put(b.Frame(p))
 		}
 		b.Seal()
-		b.Wrote(b.Bytes())
+		b.Wrote(b.Bytes)
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
@@ -212,7 +212,7 @@ func TestLed(t *testing.T) {
 		fits := b.LedRoom(n, len(payload))
 		stage, pieces := &b.stage[:1][0], len(b.pieces)
 		raw, front := b.Led(n, payload)
-		if within := stage == &b.stage[0] && b.Bytes() <= BatchBytes && pieces+2 < BatchPieces; within != fits && i > 0 {
+		if within := stage == &b.stage[0] && b.Bytes <= BatchBytes && pieces+2 < BatchPieces; within != fits && i > 0 {
 			t.Fatalf("frame %d: room %v, and it fits: %v", i, fits, within)
 		}
 		if len(raw) != 48 || len(front) != n {
@@ -225,8 +225,8 @@ func TestLed(t *testing.T) {
 			front[j] = byte(i + 2)
 		}
 		want = append(append(append(want, raw...), front...), payload...)
-		if b.Frames() != i+1 || b.Bytes() != len(want) {
-			t.Fatalf("%d frames of %d bytes, want %d of %d", b.Frames(), b.Bytes(), i+1, len(want))
+		if b.Frames() != i+1 || b.Bytes != len(want) {
+			t.Fatalf("%d frames of %d bytes, want %d of %d", b.Frames(), b.Bytes, i+1, len(want))
 		}
 	}
 	b.Seal()

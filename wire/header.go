@@ -52,18 +52,25 @@ var ErrShort = errors.New("wire: fewer than 48 bytes for a header")
 
 // Put writes h into b[:48], with the checksum h.Csum as it is.
 func (h *Header) Put(b []byte) {
+	h.PutSummed(b)
+	binary.BigEndian.PutUint16(b[30:], h.Csum)
+}
+
+// PutSummed writes h into b[:48] with its checksum, whatever h.Csum is.
+func (h *Header) PutSummed(b []byte) {
 	_ = b[HeaderLen-1]
 	be := binary.BigEndian
+	// In whole words, which are summed before they are written: a processor that has just written
+	// the fields one by one waits for all of them when it reads a word back.
+	ports := uint64(h.Len)<<32 | uint64(h.SPort)<<16 | uint64(h.DPort)
+	flags := uint64(h.Flags)<<56 | uint64(h.Credit)<<48
+	ext, rest := be.Uint64(h.Ext[:]), be.Uint64(h.Ext[8:])
 	be.PutUint64(b, h.Seq)
 	be.PutUint64(b[8:], h.Ack)
-	be.PutUint32(b[16:], h.Len)
-	be.PutUint16(b[20:], h.SPort)
-	be.PutUint16(b[22:], h.DPort)
-	b[24] = h.Flags
-	b[25] = h.Credit
-	b[26], b[27], b[28], b[29] = 0, 0, 0, 0
-	be.PutUint16(b[30:], h.Csum)
-	copy(b[32:HeaderLen], h.Ext[:])
+	be.PutUint64(b[16:], ports)
+	be.PutUint64(b[24:], flags|uint64(checksum(h.Seq, h.Ack, ports, flags, ext, rest)))
+	be.PutUint64(b[32:], ext)
+	be.PutUint64(b[40:], rest)
 }
 
 // Append appends the 48 bytes of h to b.
@@ -96,21 +103,26 @@ func (h *Header) Parse(b []byte) error {
 // computed", is returned as 0xffff, its equal in one's complement.
 func Checksum(b []byte) uint16 {
 	_ = b[HeaderLen-1]
-	// One's complement addition does not care for the byte order or the width of
-	// the words, as long as the carries come back in (RFC 1071, section 2).
-	le := binary.LittleEndian
-	s, c := bits.Add64(le.Uint64(b), le.Uint64(b[8:]), 0)
-	s, c = bits.Add64(s, le.Uint64(b[16:]), c)
-	s, c = bits.Add64(s, le.Uint64(b[24:])&^(0xffff<<48), c)
-	s, c = bits.Add64(s, le.Uint64(b[32:]), c)
-	s, c = bits.Add64(s, le.Uint64(b[40:]), c)
+	be := binary.BigEndian
+	return checksum(be.Uint64(b), be.Uint64(b[8:]), be.Uint64(b[16:]), be.Uint64(b[24:])&^0xffff, be.Uint64(b[32:]), be.Uint64(b[40:]))
+}
+
+// checksum is Checksum of six words, big-endian.
+func checksum(seq, ack, ports, flags, ext, rest uint64) uint16 {
+	// One's complement addition does not care for the width of the words, as long as the carries
+	// come back in (RFC 1071, section 2).
+	s, c := bits.Add64(seq, ack, 0)
+	s, c = bits.Add64(s, ports, c)
+	s, c = bits.Add64(s, flags, c)
+	s, c = bits.Add64(s, ext, c)
+	s, c = bits.Add64(s, rest, c)
 	s, c = bits.Add64(s, 0, c)
 	s += c
 	s = s>>32 + s&0xffffffff
 	s = s>>16 + s&0xffff
 	s = s>>16 + s&0xffff
 	s = s>>16 + s&0xffff
-	if sum := ^bits.ReverseBytes16(uint16(s)); sum != 0 {
+	if sum := ^uint16(s); sum != 0 {
 		return sum
 	}
 	return 0xffff

@@ -129,6 +129,14 @@ func TestChecksumByTheBook(t *testing.T) {
 		if SetChecksum(b); !ChecksumOK(b) || b[30]|b[31] == 0 {
 			t.Fatalf("%x does not verify", b)
 		}
+		var h Header
+		h.Parse(b)
+		summed, put := make([]byte, HeaderLen), make([]byte, HeaderLen)
+		h.PutSummed(summed)
+		h.Csum = checksumByTheBook(summed)
+		if h.Put(put); h.Csum != 0 && string(put) != string(summed) || !ChecksumOK(summed) || summed[30]|summed[31] == 0 {
+			t.Fatalf("%+v is put as %x, with its checksum as %x", h, put, summed)
+		}
 	}
 	all := make([]byte, HeaderLen)
 	if Checksum(all) != 0xffff {

@@ -108,8 +108,8 @@ func (h *Local) LockAt(now time.Duration) (*rds.Engine, time.Duration) {
 	h.stepTime = now
 	// The turn that left its lane there ends before anything else (leaveWritten).
 	if h.written.Load() != nil {
-		if p := h.written.Swap(nil); p != nil {
-			p.WroteBefore(now)
+		if p := h.written.Swap(nil); p != nil && p.Wrote(now) {
+			p.FillLater()
 		}
 	}
 	return h.e, now

@@ -118,8 +118,8 @@ func (h *Local) write(s sending, most int) (more bool) {
 			}
 		}
 		now := s.now
-		most -= b.Bytes()
-		if b.Bytes() > soonWritten {
+		most -= b.Bytes
+		if b.Bytes > soonWritten {
 			now = h.now()
 		} else if s.last && err == nil && h.leaveWritten(p, s.step) {
 			break

@@ -48,7 +48,8 @@ func write(fd int, b *transport.Batch) (done bool, err error) {
 		if err != nil {
 			return false, err
 		}
-		if b.Wrote(n) {
+		// All at once, as mostly: there is nothing to be remembered.
+		if n == b.Bytes || b.Wrote(n) {
 			break
 		}
 	}
