@@ -102,8 +102,22 @@ func (c *Conn) done(p *Lane, m *Msg, o Outcome, why Why) {
 	f := c.flow(m.SPort)
 	// The message may still arrive, after one that is sent on another lane now.
 	f.unknown = f.unknown || o == Unknown
-	m.Owner.remove(f, m)
-	m.Owner.owner.Completed(m, o, why)
+	// It leaves its sender, and the count of its flow (Sender.add).
+	f.out--
+	s := m.Owner
+	if m.fore == nil {
+		s.head = m.aft
+	} else {
+		m.fore.aft = m.aft
+	}
+	if m.aft == nil {
+		s.tail = m.fore
+	} else {
+		m.aft.fore = m.fore
+	}
+	m.fore, m.aft = nil, nil
+	s.messages--
+	s.owner.Completed(m, o, why)
 }
 
 // forgetFlows forgets the choice of every flow. The number of lanes is about to be agreed

@@ -21,8 +21,8 @@ func (s *Sender) Owner() Completer { return s.owner }
 // Messages is how many have no outcome yet.
 func (s *Sender) Messages() int { return s.messages }
 
-// add takes m in, which counts in f, the entry of its source port, from now on: behind the
-// others; split puts it before another message, of which it is a part.
+// add takes m in, which counts in f, the entry of its source port, until it is done (Conn.done):
+// behind the others; split puts it before another message, of which it is a part.
 func (s *Sender) add(f *flowLane, m, before *Msg) {
 	f.out++
 	if m.aft = before; before == nil {
@@ -36,21 +36,4 @@ func (s *Sender) add(f *flowLane, m, before *Msg) {
 		m.fore.aft = m
 	}
 	s.messages++
-}
-
-// remove takes m out again.
-func (s *Sender) remove(f *flowLane, m *Msg) {
-	f.out--
-	if m.fore == nil {
-		s.head = m.aft
-	} else {
-		m.fore.aft = m.aft
-	}
-	if m.aft == nil {
-		s.tail = m.fore
-	} else {
-		m.aft.fore = m.fore
-	}
-	m.fore, m.aft = nil, nil
-	s.messages--
 }

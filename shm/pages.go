@@ -38,7 +38,16 @@ var (
 type pageSet struct{ bits []uint64 }
 
 func (s *pageSet) has(i uint64) bool {
-	return i>>6 < uint64(len(s.bits)) && s.bits[i>>6]&(1<<(i&63)) != 0
+	return s.from(i, i) != i
+}
+
+// from is the first page from lo to hi, hi included, that is not in the set; else the one behind
+// hi.
+func (s *pageSet) from(lo, hi uint64) uint64 {
+	for lo <= hi && lo>>6 < uint64(len(s.bits)) && s.bits[lo>>6]&(1<<(lo&63)) != 0 {
+		lo++
+	}
+	return lo
 }
 
 // missing counts the pages from lo to hi, hi included, that are not in the set.
@@ -115,10 +124,7 @@ func (h *Host) Pay(p Payer) { h.payer = p }
 // until the owner, told by Unsure, has found out.
 func (h *Host) clientHas(off, n uint64) bool {
 	lo, hi := off>>pageShift, (off+max(n, 1)-1)>>pageShift
-	for lo <= hi && h.known.has(lo) {
-		lo++
-	}
-	if lo > hi {
+	if lo = h.known.from(lo, hi); lo > hi {
 		return true
 	}
 	if h.asking != askNothing {

@@ -260,16 +260,9 @@ func (r *Reactor) turn(spinning bool) (worked bool) {
 	n := r.late
 	r.late = 0
 	if n == 0 {
-		asked := false
-		if spinning {
-			var got bool
-			asked, got = r.try()
-			worked = worked || got
-		}
-		if !asked {
-			r.tries = 0
-			n = r.look()
-		}
+		var got bool
+		n, got = r.look(spinning)
+		worked = worked || got
 	}
 	if n > 0 {
 		worked = true
@@ -284,16 +277,27 @@ func (r *Reactor) turn(spinning bool) (worked bool) {
 	return worked
 }
 
-// look asks for ready descriptors without blocking, so the scheduler need not know.
-func (r *Reactor) look() int {
+// look asks for ready descriptors without blocking, so the scheduler need not know. While the
+// reactor spins it asks the Eager that was ready last alone, most times and if it is still there,
+// and reports whether that had work.
+func (r *Reactor) look(spinning bool) (ready int, worked bool) {
+	if s := r.eager; spinning && s != nil && r.tries < eagerTries {
+		if !s.gone.Load() {
+			r.tries++
+			r.doing.what = inEager
+			return 0, s.eager.Try()
+		}
+		r.eager = nil
+	}
+	r.tries = 0
 	n, _, e := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(r.epfd), uintptr(unsafe.Pointer(&r.events[0])), maxEvents, 0, 0, 0)
 	if e != 0 {
 		if e != unix.EINTR {
 			cannotWait("epoll_pwait", e)
 		}
-		return 0
+		return 0, false
 	}
-	return int(n)
+	return int(n), false
 }
 
 // sleep blocks until something happens; false: something had happened already.

@@ -63,7 +63,7 @@ func (s *rest) open(r *Reactor) (err error) {
 	s.raw, err = s.file.SyscallConn()
 	s.ready = func(uintptr) bool {
 		s.failed = !s.watch(r, unix.EPOLLIN)
-		r.late = r.look()
+		r.late, _ = r.look(false)
 		return s.failed || r.late > 0
 	}
 	return err

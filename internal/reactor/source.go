@@ -136,19 +136,3 @@ func (r *Reactor) dispatch(n int) {
 		}
 	}
 }
-
-// try asks the Eager that was ready last, if it is still there and epoll need not
-// be asked; asked says so.
-func (r *Reactor) try() (asked, worked bool) {
-	s := r.eager
-	if s == nil || r.tries >= eagerTries {
-		return false, false
-	}
-	if s.gone.Load() {
-		r.eager = nil
-		return false, false
-	}
-	r.tries++
-	r.doing.what = inEager
-	return true, s.eager.Try()
-}

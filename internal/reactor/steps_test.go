@@ -125,19 +125,21 @@ func TestDispatch(t *testing.T) {
 		}
 		for i := range eagerTries { // a few times in place of epoll, then that is asked
 			b.has = i == 1
-			if asked, worked := r.try(); !asked || worked != b.has || b.tried != i+1 {
-				t.Errorf("try %d: asked %v, worked %v, %d calls", i, asked, worked, b.tried)
+			if _, worked := r.look(true); worked != b.has || b.tried != i+1 || r.tries != i+1 {
+				t.Errorf("look %d: worked %v, %d calls", i, worked, b.tried)
 			}
 		}
-		if asked, worked := r.try(); asked || worked || b.tried != eagerTries {
-			t.Errorf("one more: asked %v, %d calls", asked, b.tried)
+		if _, worked := r.look(true); worked || b.tried != eagerTries || r.tries != 0 {
+			t.Errorf("one more: %d calls", b.tried)
 		}
-		r.tries = 0
+		if _, worked := r.look(false); worked || b.tried != eagerTries {
+			t.Errorf("without spinning: %d calls", b.tried)
+		}
 		if err := r.Remove(fb); err != nil {
 			t.Error(err)
 		}
-		if asked, _ := r.try(); asked || b.tried != eagerTries || r.eager != nil {
-			t.Errorf("asked %v after it was removed, %d calls", asked, b.tried)
+		if r.look(true); b.tried != eagerTries || r.eager != nil {
+			t.Errorf("after it was removed: %d calls", b.tried)
 		}
 		table := len(*r.sources.Load())
 		for _, fd := range []int{-1, table, table + 1, 1 << 30} {
@@ -208,7 +210,7 @@ func TestPanicOfAnEager(t *testing.T) {
 	})
 	r.DoFor(bad, func() {
 		r.eager, r.tries = r.source(fd), 0
-		r.try()
+		r.look(true)
 	})
 	if err := <-bad.fault; !strings.Contains(err.Error(), "socket") {
 		t.Error(err)

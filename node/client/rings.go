@@ -197,7 +197,7 @@ func (r *ringSock) takePosts(now time.Duration, l rds.Limits) (n int, err error)
 			return n, nil
 		}
 		n++
-		if !r.share.Post() {
+		if r.share.Posts--; r.share.Posts <= 0 || r.share.Bytes <= 0 {
 			return n, nil
 		}
 	}
@@ -298,7 +298,7 @@ func (r *ringSock) take(now time.Duration, l rds.Limits) bool {
 	r.sock.PostAdmitted(now, f.dest, p.Train, id, p.Tag, rds.Report(p.Want), cell)
 	r.host.Moved += len(p.Body)
 	if f.here {
-		r.share.Copied(len(p.Body)) // what leaves has a bound of its own, and is not copied here
+		r.share.Bytes -= len(p.Body) // what leaves has a bound of its own, and is not copied here
 		if r.pairs.wanted && f.busy.posted(now, p.Count) {
 			r.offerPair(now, f.dst.Port())
 		}

@@ -153,7 +153,7 @@ func (h *Local) Unlock() {
 		// A lane has taken the offer. Now everything has been queued that the step queues: what is
 		// behind the datagram keeps the turn going.
 		if p := w.lone.Lane; p != nil {
-			s := h.filled(p, h.laneOf(p), w.lone.Batch, h.stepTime)
+			s := h.filled(p, w.lone.Batch, h.stepTime)
 			s.w, w.lone = w, conn.Offer{}
 			w.kicked = append(w.kicked, s)
 		}

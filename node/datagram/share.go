@@ -21,14 +21,17 @@ const (
 // its thread. A turn is known by when it began; the first call of another one finds the
 // share of the last and begins anew, so that nothing is to be done at the end of a turn.
 type Share struct {
-	turn         time.Duration // of the figures below
-	posts, bytes int
-	spent        bool          // there is no room for more
-	first        *Ring         // nobody is served before it; nil: everybody may be
-	next         *Ring         // who found the share spent first
-	looked       time.Duration // the turn that looks is of
-	looks        int           // for messages; they have no part in the order above
-	refs         int           // rings of the user
+	// Posts and Bytes are what is left of the turn: how many descriptors may be taken, and how many
+	// bytes of them that are copied at once. Who takes some takes them away here, and takes no more
+	// when one of them is spent.
+	Posts, Bytes int
+
+	turn   time.Duration // that they are of
+	first  *Ring         // nobody is served before it; nil: everybody may be
+	next   *Ring         // who found the share spent first
+	looked time.Duration // the turn that looks is of
+	looks  int           // for messages; they have no part in the order above
+	refs   int           // rings of the user
 }
 
 // Share is that of a user; Unshare is for each call.
@@ -56,7 +59,7 @@ func (w *Worker) Unshare(uid uint32) {
 func (s *Share) May(turn time.Duration, r *Ring) bool {
 	if s.turn != turn {
 		// Who was to be the first of the last turn and did not come has gone.
-		s.turn, s.posts, s.bytes, s.spent = turn, 0, 0, false
+		s.turn, s.Posts, s.Bytes = turn, sharePosts, shareBytes
 		s.first, s.next = s.next, nil
 	}
 	if s.first == r {
@@ -65,24 +68,13 @@ func (s *Share) May(turn time.Duration, r *Ring) bool {
 	if s.first != nil {
 		return false
 	}
-	if s.spent {
+	if s.Posts <= 0 || s.Bytes <= 0 {
 		if s.next == nil {
 			s.next = r
 		}
 		return false
 	}
 	return true
-}
-
-// Copied counts bytes of the next Post that were copied at once.
-func (s *Share) Copied(n int) { s.bytes += n }
-
-// Post counts a descriptor that was taken since May, and reports whether the turn has room for
-// more of what this user sends.
-func (s *Share) Post() (more bool) {
-	s.posts++
-	s.spent = s.posts >= sharePosts || s.bytes >= shareBytes
-	return !s.spent
 }
 
 // MayLook counts that a message of a client is about to be looked for; false: not in

@@ -33,8 +33,8 @@ func TestShareOfATurn(t *testing.T) {
 				if x != nil && s.May(now, x) {
 					got = append(got, byte('0'+i))
 					for range posts {
-						s.Copied(bytes)
-						s.Post()
+						s.Bytes -= bytes
+						s.Posts--
 					}
 				}
 			}

@@ -68,7 +68,8 @@ type sending struct {
 }
 
 // filled is what follows p's having filled b. The lock is held.
-func (h *Local) filled(p *conn.Lane, l *lane, b *transport.Batch, now time.Duration) sending {
+func (h *Local) filled(p *conn.Lane, b *transport.Batch, now time.Duration) sending {
+	l := p.Data.(*lane) // laneOf has been asked when its link was made
 	if l.ledger == nil {
 		h.ledgerLane(p)
 	}
@@ -98,11 +99,10 @@ func (h *Local) transmit(p *conn.Lane, most int) (more bool) {
 
 // fillBatch fills b with what p has to send, false: nothing now. The lock is held.
 func (h *Local) fillBatch(now time.Duration, p *conn.Lane, b *transport.Batch) (s sending, ok bool) {
-	l := h.laneOf(p)
-	if l.current(p.Attempt()) == nil || !h.e.Fill(now, p, b) {
+	if h.laneOf(p).current(p.Attempt()) == nil || !h.e.Fill(now, p, b) {
 		return s, false
 	}
-	return h.filled(p, l, b, now), true
+	return h.filled(p, b, now), true
 }
 
 // write writes a batch, without the lock, and is transmit from there on.
