@@ -229,7 +229,7 @@ func (w *world) write(p *Lane, b *transport.Batch) bool {
 
 func framesOf(t testing.TB, b *transport.Batch) (list []transport.Frame) {
 	f := transport.Framer{Max: wire.MaxDatagram}
-	for _, p := range b.Pieces() {
+	for _, p := range b.Pieces {
 		if _, err := f.Feed(p, func(fr *transport.Frame) error {
 			list = append(list, transport.Frame{Raw: slices.Clone(fr.Raw), Payload: slices.Clone(fr.Payload)})
 			return nil

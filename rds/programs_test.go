@@ -99,7 +99,7 @@ func (m *machine) notePieces(p *conn.Lane, b *transport.Batch) {
 	}
 	f := transport.Framer{Max: wire.MaxDatagram}
 	defer f.Close()
-	for _, piece := range b.Pieces() {
+	for _, piece := range b.Pieces {
 		f.Feed(piece, func(fr *transport.Frame) error {
 			var h wire.Header
 			h.Parse(fr.Raw)

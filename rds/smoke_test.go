@@ -95,7 +95,7 @@ func (w *pair) act(e *Engine, a conn.Action) {
 		x := w.link[a.Lane]
 		b := transport.GetBatch()
 		for e.Fill(w.now, a.Lane, b) {
-			for _, p := range b.Pieces() {
+			for _, p := range b.Pieces {
 				if _, err := x.other.fr.Feed(p, func(f *transport.Frame) error {
 					return x.other.p.Receive(w.now, x.other.gen, f)
 				}); err != nil {

@@ -33,11 +33,6 @@ func MakeWord(kind, bytes, count int) Word {
 	return Word(bytes) | Word(count)<<wordCountShift | Word(kind)<<wordKindShift
 }
 
-// parts are the kind of w, and its number of datagrams and bytes.
-func (w Word) parts() (kind, count, bytes int) {
-	return int(w >> wordKindShift & 15), int(w >> wordCountShift & (1<<16 - 1)), int(w & (1<<24 - 1))
-}
-
 // Bytes is the length of the body.
 func (w Word) Bytes() int { return int(w & (1<<24 - 1)) }
 
@@ -56,8 +51,11 @@ func (w Word) Grow(n, bytes int) Word { return w + Word(bytes) + Word(n)<<wordCo
 // FlagWant in a send descriptor: the outcome is waited for.
 const FlagWant = 1
 
-// SendDesc is a send descriptor without its word.
+// SendDesc is a send descriptor without its word, of which it has what get finds there: its kind,
+// and its number of datagrams and bytes.
 type SendDesc struct {
+	Kind, Count, Bytes int
+
 	Tag    uint64
 	Slot   uint64
 	Flow   uint32
@@ -76,8 +74,9 @@ func (d *SendDesc) put(e *entry) {
 	e[5], e[6], e[7] = 0, 0, 0
 }
 
-// get reads each word once.
-func (d *SendDesc) get(e *entry) {
+// get reads each word once, but for the first, which was w when it was claimed.
+func (d *SendDesc) get(e *entry, w Word) {
+	d.Kind, d.Count, d.Bytes = int(w>>wordKindShift&15), int(w>>wordCountShift&(1<<16-1)), int(w&(1<<24-1))
 	d.Tag, d.Slot = atomic.LoadUint64(&e[1]), atomic.LoadUint64(&e[2])
 	f, c := atomic.LoadUint64(&e[3]), atomic.LoadUint64(&e[4])
 	d.Flow, d.Gen = uint32(f), uint32(f>>32)

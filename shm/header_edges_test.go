@@ -261,7 +261,6 @@ func TestNoLedger(t *testing.T) {
 		t.Errorf("no lane is number %d", lane.Index())
 	}
 	lane.SetPeer(1, 2, 3)
-	lane.SetNextSeq(4)
 	lane.SetReceived(5, nil)
 	lane.Free()
 	g.Begin(nil)

@@ -196,9 +196,9 @@ func (h *Host) read(n uint64) (bool, error) {
 func (r *Region) readPost(n uint64, e *entry, w Word, p *Post) error {
 	var d SendDesc
 	// One copy out of the client's memory: what is checked below is what is used.
-	d.get(e)
 	w &^= WordClaimed
-	kind, count, bytes := w.parts()
+	d.get(e, w)
+	kind, count, bytes := d.Kind, d.Count, d.Bytes
 	// A client that follows docs/shm.md cannot write these, so they end the socket. Errors
 	// that a correct client may make (Bad) fail the one descriptor.
 	if kind < KindEach || kind > KindMixed {

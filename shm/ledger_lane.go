@@ -12,6 +12,10 @@ import (
 // LedgerLane is the entry of one lane of one peer. Its setters are plain stores to memory;
 // the owner of the lane calls them.
 type LedgerLane struct {
+	// NextSeq is where the next sequence to send is recorded, before anything with a higher one
+	// leaves.
+	NextSeq *uint64
+
 	l     *Ledger
 	key   laneKey
 	index uint32
@@ -95,6 +99,7 @@ func (l *Ledger) lane(key laneKey) (p *LedgerLane, off uint64, err error) {
 	l.promised = max(l.promised-1, 0)
 	p.mem = l.mem[off:][:laneBytes:laneBytes]
 	clear(p.mem)
+	p.NextSeq = (*uint64)(unsafe.Pointer(&p.mem[64]))
 	le.PutUint32(p.mem[4:], key.lane)
 	putAddr(p.mem[8:24], key.local)
 	p.mem[40] = putAddr(p.mem[24:40], key.remote)
@@ -132,14 +137,6 @@ func (p *LedgerLane) SetPeer(kind uint8, ours, peers uint64) {
 	p.mem[41] = kind
 	word64(p.mem[48:]).Store(ours)
 	word64(p.mem[56:]).Store(peers)
-}
-
-// SetNextSeq records the next sequence to send, before anything with a higher
-// one leaves.
-func (p *LedgerLane) SetNextSeq(seq uint64) {
-	if p != nil {
-		*(*uint64)(unsafe.Pointer(&p.mem[64])) = seq
-	}
 }
 
 // SetReceived records the highest sequence received when no datagram came with

@@ -80,7 +80,7 @@ func TestLedgerLanes(t *testing.T) {
 	if _, err := l.Lane(testAddr, c, 0); !errors.Is(err, unix.ENOMEM) {
 		t.Errorf("a third of two: %v", err)
 	}
-	y.SetNextSeq(5)
+	*y.NextSeq = 5
 	y.Free()
 	z, err := l.Lane(testAddr, c, 0)
 	if err != nil || z.Index() != 1 {
@@ -117,7 +117,6 @@ func TestLedgerLanes(t *testing.T) {
 	// Without a ledger all of it is nothing.
 	var no *Ledger
 	n, err := no.Lane(testAddr, b, 0)
-	n.SetNextSeq(1)
 	n.SetPeer(1, 2, 3)
 	n.SetReceived(1, nil)
 	n.Free()

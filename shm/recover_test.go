@@ -147,7 +147,7 @@ func (d *crashDaemon) step() error {
 	for i := range d.flight {
 		if m := &d.flight[i]; *m.cell == 0 && d.rnd.Intn(2) == 0 {
 			d.seq++
-			d.lane.SetNextSeq(d.seq + 1)
+			*d.lane.NextSeq = d.seq + 1
 			*m.cell = crashLane<<56 | d.seq
 			if d.rnd.Intn(8) == 0 {
 				*m.cell = 1 << 63 // sent one by one

@@ -105,7 +105,8 @@ func golden(t *testing.T) (all []vector) {
 		d.put(&e)
 		e[0] = uint64(w)
 		var back SendDesc
-		back.get(&e)
+		back.get(&e, w)
+		d.Kind, d.Count, d.Bytes = w.Kind(), w.Count(), w.Bytes()
 		same(back, d)
 		add("send", f("tag", d.Tag), entryBytesOf(&e), "word", f(uint64(w)), "tag", f(d.Tag), "slot", f(d.Slot), "flow", f(d.Flow), "gen", f(d.Gen),
 			"cookie", f(d.Cookie), "flags", f(d.Flags))
@@ -188,7 +189,7 @@ func golden(t *testing.T) (all []vector) {
 		t.Fatal(err)
 	}
 	lane.SetPeer(2, 11, 12)
-	lane.SetNextSeq(1000)
+	*lane.NextSeq = 1000
 	lane.SetReceived(500, []uint64{3, 499, 501})
 	var lr LaneRecord
 	if !lr.get(lane.mem) {

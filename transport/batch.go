@@ -25,7 +25,7 @@ type Batch struct {
 }
 
 var batches = sync.Pool{New: func() any {
-	return &Batch{stage: make([]byte, 0, stageBytes), unwritten: unwritten{pieces: make([][]byte, 0, BatchPieces+1)}}
+	return &Batch{stage: make([]byte, 0, stageBytes), unwritten: unwritten{all: make([][]byte, 0, BatchPieces+1)}}
 }}
 
 // GetBatch takes an empty batch from the pool.
@@ -39,9 +39,9 @@ func (b *Batch) Put() {
 
 // Reset empties the batch.
 func (b *Batch) Reset() {
-	clear(b.pieces)
-	b.stage, b.pieces = b.stage[:0], b.pieces[:0]
-	b.from, b.Bytes, b.frames, b.next = 0, 0, 0, 0
+	clear(b.all)
+	b.stage, b.all, b.Pieces = b.stage[:0], b.all[:0], nil
+	b.from, b.Bytes, b.frames = 0, 0, 0
 }
 
 // Room reports whether a frame with a payload of n bytes still fits. One frame
@@ -54,7 +54,7 @@ func (b *Batch) Room(n int) bool {
 	if n <= InlineBytes {
 		need += n
 	}
-	return b.Bytes+48+n <= BatchBytes && len(b.stage)+need <= cap(b.stage) && len(b.pieces)+2 < BatchPieces
+	return b.Bytes+48+n <= BatchBytes && len(b.stage)+need <= cap(b.stage) && len(b.all)+2 < BatchPieces
 }
 
 // Frame adds a frame and returns the 48 bytes where its header is to be
@@ -75,7 +75,7 @@ func (b *Batch) Frame(payload []byte) []byte {
 		copy(b.stage[n+48:], payload)
 	} else {
 		b.stage = b.stage[:n+48]
-		b.pieces = append(b.pieces, b.stage[b.from:], payload)
+		b.all = append(b.all, b.stage[b.from:], payload)
 		b.from = len(b.stage)
 	}
 	b.Bytes += 48 + len(payload)
@@ -86,7 +86,7 @@ func (b *Batch) Frame(payload []byte) []byte {
 // SpaceRoom reports whether a frame whose payload is written in place (Space) still fits.
 // One frame always fits into an empty batch.
 func (b *Batch) SpaceRoom(n int) bool {
-	return b.frames == 0 || b.Bytes+48+n <= BatchBytes && len(b.stage)+48+n <= cap(b.stage) && len(b.pieces)+2 < BatchPieces
+	return b.frames == 0 || b.Bytes+48+n <= BatchBytes && len(b.stage)+48+n <= cap(b.stage) && len(b.all)+2 < BatchPieces
 }
 
 // Space adds a frame with n bytes of payload and returns where header and payload are to be
@@ -110,7 +110,7 @@ func (b *Batch) LedRoom(n, payload int) bool {
 	if payload <= InlineBytes {
 		need += payload
 	}
-	return b.frames == 0 || b.Bytes+48+n+payload <= BatchBytes && len(b.stage)+need <= cap(b.stage) && len(b.pieces)+2 < BatchPieces
+	return b.frames == 0 || b.Bytes+48+n+payload <= BatchBytes && len(b.stage)+need <= cap(b.stage) && len(b.all)+2 < BatchPieces
 }
 
 // Led adds a frame of n bytes that are written in place, as those of Space, with payload
@@ -123,19 +123,20 @@ func (b *Batch) Led(n int, payload []byte) (raw, front []byte) {
 		return raw, all[:n]
 	}
 	raw, front = b.Space(n)
-	b.pieces = append(b.pieces, b.stage[b.from:], payload)
+	b.all = append(b.all, b.stage[b.from:], payload)
 	b.from = len(b.stage)
 	b.Bytes += len(payload)
 	return raw, front
 }
 
-// Seal ends the building; Pieces may be called from now on. It tells how much is in the batch,
+// Seal ends the building: what is to be written is in Pieces from now on. It tells how much is in the batch,
 // as Frames and Bytes do.
 func (b *Batch) Seal() (frames, bytes int) {
 	if b.from < len(b.stage) {
-		b.pieces = append(b.pieces, b.stage[b.from:])
+		b.all = append(b.all, b.stage[b.from:])
 		b.from = len(b.stage)
 	}
+	b.Pieces = b.all
 	return b.frames, b.Bytes
 }
 
@@ -144,7 +145,7 @@ func (b *Batch) Frames() int { return b.frames }
 
 // Left is how many bytes are left to write.
 func (b *Batch) Left() (n int) {
-	for _, p := range b.Pieces() {
+	for _, p := range b.Pieces {
 		n += len(p)
 	}
 	return n
@@ -152,19 +153,18 @@ func (b *Batch) Left() (n int) {
 
 // unwritten is memory on its way to a link, in pieces.
 type unwritten struct {
-	pieces [][]byte
-	next   int // the first that is not wholly written
-}
+	// Pieces are what is left to write. Wrote alone changes them.
+	Pieces [][]byte
 
-// Pieces returns the pieces that are left to write.
-func (u *unwritten) Pieces() [][]byte { return u.pieces[u.next:] }
+	all [][]byte // those that were written too
+}
 
 // Wrote removes the first n bytes of Pieces and reports whether all is written.
 func (u *unwritten) Wrote(n int) bool {
-	for ; u.next < len(u.pieces); u.next++ {
-		p := u.pieces[u.next]
+	for ; len(u.Pieces) > 0; u.Pieces = u.Pieces[1:] {
+		p := u.Pieces[0]
 		if n < len(p) {
-			u.pieces[u.next] = p[n:]
+			u.Pieces[0] = p[n:]
 			return false
 		}
 		n -= len(p)

@@ -46,8 +46,8 @@ func TestBatchBytes(t *testing.T) {
 		if frames == 0 || b.Frames() != frames || b.Bytes != len(want) {
 			t.Fatalf("round %d: %d frames of %d, %d bytes of %d", round, b.Frames(), frames, b.Bytes, len(want))
 		}
-		if len(b.Pieces()) > BatchPieces {
-			t.Fatalf("round %d: %d pieces", round, len(b.Pieces()))
+		if len(b.Pieces) > BatchPieces {
+			t.Fatalf("round %d: %d pieces", round, len(b.Pieces))
 		}
 		if frames > 1 && b.Bytes > BatchBytes {
 			t.Fatalf("round %d: %d bytes", round, b.Bytes)
@@ -55,12 +55,12 @@ func TestBatchBytes(t *testing.T) {
 		var got []byte
 		for done := false; !done; {
 			left := 0
-			for _, p := range b.Pieces() {
+			for _, p := range b.Pieces {
 				left += len(p)
 			}
 			n := min(left, 1+rng.Intn(100<<10))
 			for m, i := n, 0; m > 0; i++ {
-				p := b.Pieces()[i]
+				p := b.Pieces[i]
 				k := min(m, len(p))
 				got = append(got, p[:k]...)
 				m -= k
@@ -88,7 +88,7 @@ func TestBatchTakesOneOfAnySize(t *testing.T) {
 		t.Error("room behind the largest datagram")
 	}
 	b.Seal()
-	if got := bytes.Join(b.Pieces(), nil); !bytes.Equal(got, want) {
+	if got := bytes.Join(b.Pieces, nil); !bytes.Equal(got, want) {
 		t.Error("other bytes")
 	}
 }
@@ -112,7 +112,7 @@ func TestBatchWithoutRoom(t *testing.T) {
 		n++
 	}
 	b.Seal()
-	if b.Frames() != n || !bytes.Equal(bytes.Join(b.Pieces(), nil), want) {
+	if b.Frames() != n || !bytes.Equal(bytes.Join(b.Pieces, nil), want) {
 		t.Error("other frames")
 	}
 }
@@ -146,7 +146,7 @@ func TestBatchReferencesLargePayloads(t *testing.T) {
 	fill(b, 2, large)
 	b.Seal()
 	small[0], large[0] = 1, 1
-	got := bytes.Join(b.Pieces(), nil)
+	got := bytes.Join(b.Pieces, nil)
 	if got[48] != 0 {
 		t.Error("a small payload is referenced")
 	}
@@ -194,7 +194,7 @@ func TestFrameWithoutRoom(t *testing.T) {
 			want = append(want, fill(b, i, last)...)
 		}
 		b.Seal()
-		if got := bytes.Join(b.Pieces(), nil); !bytes.Equal(got, want) {
+		if got := bytes.Join(b.Pieces, nil); !bytes.Equal(got, want) {
 			t.Errorf("with %d bytes of the stage left the batch has %d bytes, and not those of its frames, which are %d", left, len(got), len(want))
 		}
 		b.Put()
@@ -210,7 +210,7 @@ func TestLed(t *testing.T) {
 	for i := 0; b.frames < 2*BatchPieces; i++ {
 		n, payload := 4*(i%3000), bytes.Repeat([]byte{byte(i)}, []int{0, 7, InlineBytes, InlineBytes + 1, 5000}[i%5])
 		fits := b.LedRoom(n, len(payload))
-		stage, pieces := &b.stage[:1][0], len(b.pieces)
+		stage, pieces := &b.stage[:1][0], len(b.all)
 		raw, front := b.Led(n, payload)
 		if within := stage == &b.stage[0] && b.Bytes <= BatchBytes && pieces+2 < BatchPieces; within != fits && i > 0 {
 			t.Fatalf("frame %d: room %v, and it fits: %v", i, fits, within)
@@ -230,7 +230,7 @@ func TestLed(t *testing.T) {
 		}
 	}
 	b.Seal()
-	if !bytes.Equal(bytes.Join(b.Pieces(), nil), want) {
+	if !bytes.Equal(bytes.Join(b.Pieces, nil), want) {
 		t.Error("other bytes than were put")
 	}
 }

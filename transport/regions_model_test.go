@@ -182,7 +182,7 @@ func TestPostLimits(t *testing.T) {
 			t.Errorf("%s: %d queued, %d is the next", what, q.Ops(), q.seq)
 		}
 		b := q.Next()
-		all := bytes.Join(b.Pieces(), nil)
+		all := bytes.Join(b.Pieces, nil)
 		c.want.Seq = 9
 		var h [TagLen]byte
 		c.want.Put(h[:])
@@ -191,11 +191,11 @@ func TestPostLimits(t *testing.T) {
 		}
 		if len(c.op.Data) > 0 { // small data is copied, large is not
 			c.op.Data[0] = 'x'
-			if copied := bytes.Join(b.Pieces(), nil)[TagLen] == 'd'; copied != (len(c.op.Data) <= tagInline) {
+			if copied := bytes.Join(b.Pieces, nil)[TagLen] == 'd'; copied != (len(c.op.Data) <= tagInline) {
 				t.Errorf("%s: copied %v", what, copied)
 			}
 		}
-		if !b.Wrote(len(all)) || len(b.Pieces()) != 0 {
+		if !b.Wrote(len(all)) || len(b.Pieces) != 0 {
 			t.Errorf("%s: not written", what)
 		}
 		if q.Done(); q.Ops() != 0 || q.Next() != nil {
@@ -308,13 +308,14 @@ func TestWroteAnywhere(t *testing.T) {
 		for second := range 9 - first {
 			var u unwritten
 			for _, s := range texts {
-				u.pieces = append(u.pieces, []byte(s))
+				u.Pieces = append(u.Pieces, []byte(s))
 			}
+			n := len(u.Pieces)
 			u.Wrote(first)
 			all := u.Wrote(second)
-			left := string(bytes.Join(u.Pieces(), nil))
+			left := string(bytes.Join(u.Pieces, nil))
 			if want := "abcdefgh"[first+second:]; left != want || all != (want == "") {
-				t.Errorf("%d and %d bytes: %q is left from piece %d on, want %q", first, second, left, u.next, want)
+				t.Errorf("%d and %d bytes: %q is left from piece %d on, want %q", first, second, left, n-len(u.Pieces), want)
 			}
 		}
 	}

@@ -344,11 +344,11 @@ func TestTagQueueBlocks(t *testing.T) {
 		if b == nil {
 			return false
 		}
-		if len(b.Pieces()) > tagPieces || cap(b.stage) != tagStage {
-			t.Fatalf("a block of %d pieces and room for %d bytes", len(b.Pieces()), cap(b.stage))
+		if len(b.Pieces) > tagPieces || cap(b.stage) != tagStage {
+			t.Fatalf("a block of %d pieces and room for %d bytes", len(b.Pieces), cap(b.stage))
 		}
 		n := 0
-		for _, p := range b.Pieces() {
+		for _, p := range b.Pieces {
 			if len(p) == 0 {
 				t.Fatal("an empty piece")
 			}
@@ -420,7 +420,7 @@ func TestTagBlocksAreFilled(t *testing.T) {
 	for one(&q, tagInline+1, 1) == first {
 	}
 	first.seal()
-	if n := len(first.pieces); n > tagPieces || n < tagPieces-2 {
+	if n := len(first.all); n > tagPieces || n < tagPieces-2 {
 		t.Errorf("a block ends with %d pieces of %d", n, tagPieces)
 	}
 	q.Drop()

@@ -34,7 +34,7 @@ type TagBlock struct {
 }
 
 var tagBlocks = sync.Pool{New: func() any {
-	return &TagBlock{stage: make([]byte, 0, tagStage), unwritten: unwritten{pieces: make([][]byte, 0, tagPieces)}}
+	return &TagBlock{stage: make([]byte, 0, tagStage), unwritten: unwritten{all: make([][]byte, 0, tagPieces)}}
 }}
 
 // NewTagQueue makes a queue whose first frame has the number seq.
@@ -81,7 +81,7 @@ func (q *TagQueue) Post(op *Op) error {
 		// The data stays where it is until the block is written (Op.Data): header, data and tail
 		// are three entries of one writev.
 		b.seal()
-		b.pieces = append(b.pieces, op.Data)
+		b.all = append(b.all, op.Data)
 	}
 	b.stage = append(b.stage, op.Tail...)
 	b.ops++
@@ -93,7 +93,7 @@ func (q *TagQueue) Post(op *Op) error {
 // room is the block that takes an operation whose copied part has need bytes.
 func (q *TagQueue) room(need int) *TagBlock {
 	// Two pieces for the operation, one that ends the block.
-	if b := q.last; b != nil && len(b.stage)+need <= cap(b.stage) && len(b.pieces)+3 <= tagPieces {
+	if b := q.last; b != nil && len(b.stage)+need <= cap(b.stage) && len(b.all)+3 <= tagPieces {
 		return b
 	}
 	b := tagBlocks.Get().(*TagBlock)
@@ -139,15 +139,16 @@ func (q *TagQueue) Drop() {
 
 func (b *TagBlock) seal() {
 	if b.from < len(b.stage) {
-		b.pieces = append(b.pieces, b.stage[b.from:])
+		b.all = append(b.all, b.stage[b.from:])
 		b.from = len(b.stage)
 	}
+	b.Pieces = b.all
 }
 
 func (b *TagBlock) put() {
-	clear(b.pieces)
-	b.stage, b.pieces = b.stage[:0], b.pieces[:0]
-	b.from, b.next, b.ops, b.after = 0, 0, 0, nil
+	clear(b.all)
+	b.stage, b.all, b.Pieces = b.stage[:0], b.all[:0], nil
+	b.from, b.ops, b.after = 0, 0, nil
 	tagBlocks.Put(b)
 }
 

@@ -316,7 +316,7 @@ func (s *ends) transmit(l *endLink) {
 	b := transport.GetBatch()
 	defer b.Put()
 	for l.p.Fill(s.now(), b) {
-		for _, p := range b.Pieces() {
+		for _, p := range b.Pieces {
 			for len(p) > 0 {
 				n, err := send(l.fd, p)
 				if err != nil {

@@ -209,7 +209,7 @@ func (l *link) Send(b *transport.Batch) (done bool, err error) {
 	if l.ended || l.closing {
 		return false, net.ErrClosed
 	}
-	k, err := l.end.Write(b.Pieces())
+	k, err := l.end.Write(b.Pieces)
 	if err != nil {
 		return false, err
 	}
@@ -234,7 +234,7 @@ func (l *link) flush() {
 	if l.batch == nil || l.slow || l.ended {
 		return
 	}
-	k, err := l.end.Write(l.batch.Pieces())
+	k, err := l.end.Write(l.batch.Pieces)
 	if err == nil && !l.batch.Wrote(k) {
 		if k > 0 {
 			l.h.Progress()

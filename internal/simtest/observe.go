@@ -158,7 +158,7 @@ func (n *node) observeOut(l *link, b *transport.Batch) {
 	rdsd := l.p.Conn().Kind() == conn.KindRdsd
 	v := n.view(l)
 	var h wire.Header
-	w.frames(b.Pieces(), func(raw, payload []byte) {
+	w.frames(b.Pieces, func(raw, payload []byte) {
 		h.Parse(raw)
 		w.mix(5, h.Seq, h.Ack, uint64(h.Len), uint64(h.Flags))
 		kind := h.Kind(rdsd)

@@ -101,7 +101,7 @@ func (l *fakeLink) Send(b *transport.Batch) (bool, error) {
 		return false, l.sendErr
 	}
 	var all []byte
-	for _, p := range b.Pieces() {
+	for _, p := range b.Pieces {
 		all = append(all, p...)
 	}
 	l.bytes += uint64(len(all))

@@ -85,7 +85,7 @@ func (h *Local) recordLane(p *conn.Lane) {
 	if l := h.laneOf(p).ledger; l != nil {
 		c := p.Conn()
 		l.SetPeer(uint8(c.Kind()), c.Incarnation(), c.PeerIncarnation())
-		l.SetNextSeq(p.NextTx())
+		*l.NextSeq = p.NextTx()
 		l.SetReceived(p.Received(), h.refusals(p))
 	}
 }

@@ -76,7 +76,9 @@ func (h *Local) filled(p *conn.Lane, b *transport.Batch, now time.Duration) send
 	// Before anything of the batch leaves: a daemon that starts again must not give these
 	// sequences to others.
 	attempt, next, last := p.Filled()
-	l.ledger.SetNextSeq(next)
+	if l.ledger != nil {
+		*l.ledger.NextSeq = next
+	}
 	l.lastTurn = now
 	return sending{h, p, l.current(attempt), b, last, h.steps.Load(), now, nil}
 }

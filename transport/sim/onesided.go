@@ -253,7 +253,7 @@ func (l *link) Flush() {
 		if b == nil {
 			return
 		}
-		n, err := l.e.Write(b.Pieces())
+		n, err := l.e.Write(b.Pieces)
 		switch {
 		case err != nil:
 			l.fail(err)

@@ -149,7 +149,7 @@ func TestShortWrites(t *testing.T) {
 		h.Put(b.Frame(p))
 	}
 	b.Seal()
-	want := bytes.Join(b.Pieces(), nil)
+	want := bytes.Join(b.Pieces, nil)
 	var got []byte
 	buf := make([]byte, 9000)
 	for done, rounds := false, 0; !done || len(got) < len(want); rounds++ {

@@ -190,7 +190,7 @@ func (l *OneSided) write(b *transport.TagBlock) (n int, err error) {
 	if l.fd < 0 {
 		return 0, net.ErrClosed
 	}
-	return writeOnce(l.fd, b.Pieces())
+	return writeOnce(l.fd, b.Pieces)
 }
 
 // Work implements reactor.Owner.

@@ -40,7 +40,7 @@ func write(fd int, b *transport.Batch) (done bool, err error) {
 	if fd < 0 {
 		return false, net.ErrClosed
 	}
-	for pieces := b.Pieces(); len(pieces) > 0; pieces = b.Pieces() {
+	for pieces := b.Pieces; len(pieces) > 0; pieces = b.Pieces {
 		n, err := writeOnce(fd, pieces)
 		if err == unix.EAGAIN {
 			return false, nil
