@@ -33,9 +33,13 @@ const (
 )
 
 type hotPoller struct {
-	p    Poller        // nil: it was forgotten meanwhile
-	last time.Duration // when it had work
-	look uint64        // which of hotList.looks that was
+	p      Poller // nil: it was forgotten meanwhile
+	moment        // when it had work
+}
+
+type moment struct {
+	last time.Duration
+	look uint64 // which of hotList.looks that was
 }
 
 // hotList holds the pollers that are hot; owned by the thread.
@@ -62,12 +66,12 @@ func (r *Reactor) Hot(p Poller) {
 	}
 	l := &r.hot
 	if i, ok := l.place[p]; ok {
-		l.list[i].worked(l, r.now)
+		l.list[i].moment = moment{r.now, l.looks}
 		return
 	}
 	l.undoze(p)
 	p.Wake()
-	l.add(hotPoller{p, r.now, l.looks})
+	l.add(hotPoller{p, moment{r.now, l.looks}})
 }
 
 // Forget ends the polling of p without a word to it. On the reactor's thread it
@@ -80,8 +84,6 @@ func (r *Reactor) Forget(p Poller) {
 	r.hot.undoze(p)
 	r.hot.leave(p)
 }
-
-func (h *hotPoller) worked(l *hotList, now time.Duration) { h.last, h.look = now, l.looks }
 
 // idle reports whether h has had nothing to do for as long as it may stay hot.
 func (l *hotList) idle(h *hotPoller, now time.Duration) bool {
@@ -131,13 +133,13 @@ func (l *hotList) poll(now time.Duration) (worked bool) {
 		case p == nil:
 		case p.Poll(now):
 			worked = true
-			l.list[i].worked(l, now)
+			l.list[i].moment = moment{now, l.looks}
 		case l.idle(&l.list[i], now):
 			if p.Sleep() {
 				l.leave(p)
 			} else {
 				worked = true
-				l.list[i].worked(l, now)
+				l.list[i].moment = moment{now, l.looks}
 			}
 		}
 	}
@@ -158,7 +160,7 @@ func (l *hotList) sleep(now time.Duration) bool {
 		}
 		l.at = h.p
 		if !h.p.Sleep() {
-			h.worked(l, now)
+			h.moment = moment{now, l.looks}
 			for j := range i {
 				if p := l.list[j].p; p != nil {
 					p.Wake()

@@ -97,7 +97,7 @@ func TestHotListPolls(t *testing.T) {
 
 	l, p, said = hotSteps()
 	extra := &stepPoller{name: "d", log: p[0].log}
-	p[0].then = func() { l.leave(p[0]); l.leave(p[2]); l.add(hotPoller{p: extra, last: 1}) }
+	p[0].then = func() { l.leave(p[0]); l.leave(p[2]); l.add(hotPoller{p: extra, moment: moment{last: 1}}) }
 	if l.poll(1) || said() != "poll a, poll b" {
 		t.Error("who was added waits, who has left is not polled")
 	}
@@ -112,7 +112,7 @@ func TestHotListLooks(t *testing.T) {
 	l, p, said := hotSteps()
 	l.leave(p[2])
 	l.looks = 7
-	l.add(hotPoller{p: p[2], look: 7})
+	l.add(hotPoller{p: p[2], moment: moment{look: 7}})
 	l.leave(p[1])
 	sleeps := func() (look int) {
 		for look = 1; ; look++ {
@@ -124,7 +124,7 @@ func TestHotListLooks(t *testing.T) {
 	if n := sleeps(); n != leastLooks {
 		t.Errorf("added at look 7, it slept after %d looks", n)
 	}
-	l.add(hotPoller{p: p[2], look: l.looks})
+	l.add(hotPoller{p: p[2], moment: moment{look: l.looks}})
 	for range 3 {
 		l.poll(time.Hour)
 	}
@@ -136,7 +136,7 @@ func TestHotListLooks(t *testing.T) {
 	}
 	// It goes on after naps of the reactor, each of which counts as some looks, and not after
 	// the last of them.
-	l.add(hotPoller{p: p[2], look: l.looks})
+	l.add(hotPoller{p: p[2], moment: moment{look: l.looks}})
 	for n := 1; ; n++ {
 		l.sleep(time.Hour)
 		if l.woken(time.Hour); strings.Contains(said(), "wake c") {
