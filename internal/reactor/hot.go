@@ -134,19 +134,28 @@ func (l *hotList) poll(now time.Duration) (worked bool) {
 		case p.Poll(now):
 			worked = true
 			l.list[i].moment = moment{now, l.looks}
-		case l.idle(&l.list[i], now):
-			if p.Sleep() {
-				l.leave(p)
-			} else {
-				worked = true
-				l.list[i].moment = moment{now, l.looks}
-			}
+		case now-l.list[i].last > stayHot:
+			worked = !l.rest(i, now) || worked
 		}
 	}
 	if l.holes {
 		l.compact()
 	}
 	return worked
+}
+
+// rest sends poller i to sleep if it has been looked at often enough, too; false: it has work.
+func (l *hotList) rest(i int, now time.Duration) bool {
+	h := &l.list[i]
+	if !l.idle(h, now) {
+		return true
+	}
+	if !h.p.Sleep() {
+		h.moment = moment{now, l.looks}
+		return false
+	}
+	l.leave(h.p)
+	return true
 }
 
 // sleep sends all of them to sleep; false: one has work, and all are hot again.

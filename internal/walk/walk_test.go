@@ -213,3 +213,22 @@ func write(t *testing.T, text string) {
 		t.Fatal(err)
 	}
 }
+
+// TestListedWalk: the list that stands in docs/architecture.md is within its bar.
+func TestListedWalk(t *testing.T) {
+	const functions, locks = 80, 2
+	text, err := os.ReadFile("../../docs/architecture.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := regexp.MustCompile(`The daemon that sends it: (\d+) functions, \d+ calls; the lock of its address is taken (\d+) times`).FindSubmatch(text)
+	if m == nil {
+		t.Fatal("docs/architecture.md lists no walk")
+	}
+	if n, _ := strconv.Atoi(string(m[1])); n > functions {
+		t.Errorf("%d functions are passed at the sender, at most %d may be", n, functions)
+	}
+	if n, _ := strconv.Atoi(string(m[2])); n > locks {
+		t.Errorf("the lock is taken %d times at the sender, at most %d may be", n, locks)
+	}
+}
