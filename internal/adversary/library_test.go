@@ -210,7 +210,7 @@ func raidersGetThere(t *testing.T, s *Stage) {
 }
 
 func roceRaidersGetThere(t *testing.T, s *Stage) {
-	r, err := s.RaidRoCE(s.from(s.Allowed), "raider", 2)
+	r, err := s.RaidRoCE(s.from(s.Allowed), "raider-roce", 2)
 	must(t, err)
 	reads(t, s, r)
 }
@@ -233,7 +233,7 @@ func castersGetThere(t *testing.T, s *Stage) {
 	if q == nil {
 		t.Fatal("not connected")
 	}
-	info, err := rtrswire.AppendInfoReq(nil, "raider")
+	info, err := rtrswire.AppendInfoReq(nil, "caster") // nobody else's: it is there until its silence is noticed
 	must(t, err)
 	p := toPeer(q, roce.SendOnly, 0)
 	p.AckReq, p.Payload = true, info
