@@ -65,3 +65,27 @@ func TestLongZeroes(t *testing.T) {
 		t.Errorf("%v, %d completed, %d bytes are allocated after Close", err, c.ok.Load(), m.Allocated())
 	}
 }
+
+// TestLongAmongShort: of a batch with a long request in front the short ones complete at once,
+// each once, and the long one when it has been carried out.
+func TestLongAmongShort(t *testing.T) {
+	const size = 64 << 20
+	m, err := NewMem(MemOptions{Size: size})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	long, first, second := &counter{}, &counter{}, &counter{}
+	buf := make([]byte, 4096)
+	m.sizing.Lock()
+	m.Submit([]*Request{
+		{Op: OpDiscard, Len: size / 2, Queue: long},
+		{Op: OpWrite, Off: size / 2, Len: 4096, Buf: buf, Queue: first},
+		{Op: OpWrite, Off: size / 4 * 3, Len: 4096, Buf: buf, Queue: second},
+	})
+	if l, f, s := long.ok.Load(), first.ok.Load(), second.ok.Load(); l != 0 || f != 1 || s != 1 {
+		t.Errorf("the long one has completed %d times, the others %d and %d; want 0, 1 and 1", l, f, s)
+	}
+	m.sizing.Unlock()
+	eventually(t, "the long one completes", func() bool { return long.ok.Load() == 1 })
+}

@@ -32,6 +32,9 @@ func (r tracerTo) Trace(t Traced) bool {
 		s += fmt.Sprintf("%s %d→%d lane %d seq %d of %d, %d bytes", map[Stage]string{StageLeft: "left", StageRefused: "refused", StageDone: "done",
 			StagePlaced: "placed", StageNotPlaced: "not placed"}[t.Stage], t.Src.Port(), t.Dst.Port(), t.Lane, t.Seq, t.Count, t.Bytes)
 	}
+	if sender := t.Stage == StageLeft || t.Stage == StageRefused || t.Stage == StageDone; sender && !t.Accepted {
+		s += ", not accepted"
+	}
 	switch t.Stage {
 	case StageDone:
 		s += ": " + t.Outcome.String() + " " + t.Why.String()

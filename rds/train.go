@@ -35,9 +35,6 @@ func msgCount(t wire.Train) int {
 
 // oneDatagram is the only datagram of a train of one, without the table it may have.
 func oneDatagram(t wire.Train) []byte {
-	if !t.Table {
-		return t.Body
-	}
 	c := t.Cut()
 	p, _ := c.Next()
 	return p

@@ -98,3 +98,23 @@ func TestLowIsToldOnce(t *testing.T) {
 		}
 	}
 }
+
+// TestGrowthIsTriedAgain: where there was no room for more of the ledger's send table it is
+// asked for again once a descriptor has ended, and not before.
+func TestGrowthIsTriedAgain(t *testing.T) {
+	h, m := newPair(t, smallSpec(), newLedger(t, LedgerSpec{Lanes: 1, Regions: 1}))
+	m.send(0, 1, "ab")
+	p := next(t, h)
+	id, _ := h.Taken(p, MakeTarget(testDst), true)
+	h.growth = growthBegun
+	h.Grown(0)
+	h.Publish()
+	if h.growth != growthFailed {
+		t.Fatalf("growth %d, want it to have failed", h.growth)
+	}
+	h.Outcome(id, 10, 1, 0, 0, true)
+	h.Publish()
+	if h.growth != growthNone {
+		t.Errorf("growth %d after a descriptor has ended", h.growth)
+	}
+}

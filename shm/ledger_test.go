@@ -82,6 +82,10 @@ func TestLedgerLanes(t *testing.T) {
 	}
 	*y.NextSeq = 5
 	y.Free()
+	var gone LaneRecord
+	if gone.get(y.mem) {
+		t.Errorf("an entry that was given back counts for who reads the ledger: %+v", gone)
+	}
 	z, err := l.Lane(testAddr, c, 0)
 	if err != nil || z.Index() != 1 {
 		t.Fatal(z.Index(), err)
