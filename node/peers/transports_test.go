@@ -7,6 +7,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -27,6 +28,17 @@ func TestRefusalErrno(t *testing.T) {
 	} {
 		if got := refusalErrno(c.why); got != c.want {
 			t.Errorf("%v: %v, want %v", c.why, got, c.want)
+		}
+	}
+}
+
+// TestCongestionControl: links have the congestion control that was asked for, and one that
+// the kernel does not have is left out with a word in the log.
+func TestCongestionControl(t *testing.T) {
+	for name, want := range map[string]string{"": "", "reno": "reno", "no-such-thing": ""} {
+		r := newRegistry(t, func(c *config.Config) { c.RDS.TCPCongestion = name })
+		if got := r.links.Congestion; got != want {
+			t.Errorf("asked for %q: links have %q, want %q", name, got, want)
 		}
 	}
 }

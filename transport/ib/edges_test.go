@@ -54,7 +54,12 @@ func TestAccessReasons(t *testing.T) {
 	w := newWorld(t, nil)
 	x, _ := w.started()
 	for op, kind := range map[Op]transport.OpKind{Write: transport.OpWrite, WriteImm: transport.OpWriteImm, SendInval: transport.OpSendInval} {
-		got, ok := errors.AsType[*transport.AccessError](x.l.reason(&AccessError{Op: op, Key: 1, Addr: 2, N: 3, Err: errors.New("no")}))
+		why := errors.New("no")
+		fault := &AccessError{Op: op, Key: 1, Addr: 2, N: 3, Err: why}
+		if !errors.Is(fault, why) {
+			t.Errorf("%v is not what it is because of", fault)
+		}
+		got, ok := errors.AsType[*transport.AccessError](x.l.reason(fault))
 		if want := (transport.AccessError{Kind: kind, Key: 1, Addr: 2, Len: 3, Why: "no"}); !ok || fmt.Sprint(*got) != fmt.Sprint(want) {
 			t.Errorf("%v: %+v", op, got)
 		}
