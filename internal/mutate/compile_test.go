@@ -33,14 +33,7 @@ func (c *checker) checkPatch(p *patch) error {
 // that cannot be built looks as if it had noticed nothing, and is found out only by who
 // breaks all rules.
 func TestRulesCompile(t *testing.T) {
-	root, err := moduleRoot()
-	if err != nil {
-		t.Fatal(err)
-	}
-	patches, err := readPatches(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	root, patches := rulesOfTree(t)
 	dirs := map[string]bool{}
 	for _, p := range patches {
 		for file := range p.hunks {

@@ -11,17 +11,24 @@ import (
 
 var update = flag.Bool("update", false, "write docs/rules.md")
 
-// TestRulesApply: every patch still finds its lines, in worlds that there are. That
-// what it makes compiles is TestRulesCompile's to show, and that it is noticed make mutants'.
-func TestRulesApply(t *testing.T) {
+// rulesOfTree returns the root of the tree, and the rules that are broken there by hand.
+func rulesOfTree(t *testing.T) (root string, patches []*patch) {
+	t.Helper()
 	root, err := moduleRoot()
 	if err != nil {
 		t.Fatal(err)
 	}
-	patches, err := readPatches(root)
+	patches, err = readPatches(root)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return root, patches
+}
+
+// TestRulesApply: every patch still finds its lines, in worlds that there are. That
+// what it makes compiles is TestRulesCompile's to show, and that it is noticed make mutants'.
+func TestRulesApply(t *testing.T) {
+	root, patches := rulesOfTree(t)
 	if len(patches) < 55 {
 		t.Errorf("only %d rules", len(patches))
 	}
@@ -45,14 +52,7 @@ func TestRulesApply(t *testing.T) {
 
 // TestRulesAreListed: docs/rules.md is what the patches say, with what noticed each.
 func TestRulesAreListed(t *testing.T) {
-	root, err := moduleRoot()
-	if err != nil {
-		t.Fatal(err)
-	}
-	patches, err := readPatches(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	root, patches := rulesOfTree(t)
 	var b strings.Builder
 	b.WriteString("# Rules broken on purpose\n\nAppendix of [testing.md](testing.md#mutants), written by `go test ./internal/mutate -run TestRules -update` from the patches of\n" +
 		"`internal/mutate/testdata/rules`. What noticed a rule is what `make mutants` showed when somebody looked last; worlds change, and seeds with them.\n\n" +

@@ -100,14 +100,7 @@ func TestJoined(t *testing.T) {
 // TestMostRulesAreJoined: what the patches change are bodies of functions, but for a few. One that
 // is built by itself takes some seconds of make test.
 func TestMostRulesAreJoined(t *testing.T) {
-	root, err := moduleRoot()
-	if err != nil {
-		t.Fatal(err)
-	}
-	patches, err := readPatches(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	root, patches := rulesOfTree(t)
 	all, err := joined(root, patches)
 	if err != nil {
 		t.Fatal(err)
