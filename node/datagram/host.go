@@ -229,15 +229,39 @@ func (a *Host) Read(s *Snapshot) {
 
 // --- administration -------------------------------------------------------------------
 
+// Pinger is the user in whose name a node is pinged: the peer that it names is one of the
+// user's, and the port is one that the user may have, if one of those is found soon.
+type Pinger struct {
+	UID     uint32
+	MayBind func(port uint16) bool
+}
+
+// pingPorts is how many random ports are looked at for one that the user of a ping may have.
+const pingPorts = 64
+
+// bindPing binds the socket of a ping. The lock of h is held.
+func (h *Local) bindPing(now time.Duration, by Pinger, woken wakeup) (s *rds.Socket, err error) {
+	for range pingPorts {
+		if s != nil {
+			s.Close(now)
+		}
+		s, err = h.e.Bind(0, rds.SocketOptions{RcvBufBytes: 4096, SndBufBytes: 4096, UID: by.UID, Label: "ping", Data: woken})
+		if err != nil || by.MayBind(s.Addr().Port()) {
+			break
+		}
+	}
+	return s, err
+}
+
 // Ping measures a round trip to a node, from one of our addresses.
-func (a *Host) Ping(ctx context.Context, local, remote netip.Addr) (netip.Addr, time.Duration, error) {
+func (a *Host) Ping(ctx context.Context, by Pinger, local, remote netip.Addr) (netip.Addr, time.Duration, error) {
 	h, err := a.hostFor(local, remote)
 	if err != nil {
 		return netip.Addr{}, 0, err
 	}
 	woken := make(wakeup, 1)
-	h.Lock()
-	s, err := h.e.Bind(0, rds.SocketOptions{RcvBufBytes: 4096, SndBufBytes: 4096, Label: "ping", Data: woken})
+	_, now := h.Lock()
+	s, err := h.bindPing(now, by, woken)
 	h.Unlock()
 	if err != nil {
 		return h.addr, 0, err
@@ -248,7 +272,7 @@ func (a *Host) Ping(ctx context.Context, local, remote netip.Addr) (netip.Addr, 
 		h.Unlock()
 	}()
 	begun := time.Now()
-	_, now := h.Lock()
+	_, now = h.Lock()
 	err = s.Send(now, netip.AddrPortFrom(remote, 0), nil, 0, rds.Quiet)
 	h.Unlock()
 	if err != nil {
@@ -276,7 +300,7 @@ func (a *Host) Ping(ctx context.Context, local, remote netip.Addr) (netip.Addr, 
 func (h *Local) whyDown(remote netip.Addr) string {
 	var last error
 	e, _ := h.Lock()
-	if pe, err := e.Peer(remote); err == nil && pe.Conn() != nil && !pe.Conn().Up() {
+	if pe := e.Known(remote); pe != nil && !pe.Conn().Up() { // else it has made room for others meanwhile
 		pe.Conn().EachLane(func(p *conn.Lane) {
 			if err := p.Info().LastErr; err != nil {
 				last = err

@@ -34,10 +34,10 @@ func TestSnapshotOfHosts(t *testing.T) {
 		t.Errorf("%d links refused, want 1", snap.RefusedLinks)
 	}
 	// A ping that cannot be made says why, and leaves no socket behind.
-	if _, _, err := s.a.Ping(context.Background(), netip.Addr{}, netip.MustParseAddr("2001:db8::1")); !errors.Is(err, rdserr.ErrAddrNotAvail) {
+	if _, _, err := s.a.Ping(context.Background(), Pinger{}, netip.Addr{}, netip.MustParseAddr("2001:db8::1")); !errors.Is(err, rdserr.ErrAddrNotAvail) {
 		t.Errorf("a ping of another family: %v", err)
 	}
-	if _, _, err := s.a.Ping(context.Background(), seamHigher, seamLower); !errors.Is(err, rdserr.ErrAddrNotAvail) {
+	if _, _, err := s.a.Ping(context.Background(), Pinger{}, seamHigher, seamLower); !errors.Is(err, rdserr.ErrAddrNotAvail) {
 		t.Errorf("a ping from an address of somebody else: %v", err)
 	}
 	e, _ := s.h.Lock()

@@ -10,6 +10,7 @@ import (
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/client"
+	"github.com/rdsd/rdsd/node/datagram"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -99,9 +100,16 @@ func (a *adminServer) Ping(ctx context.Context, r *rdsdv1.PingRequest) (*rdsdv1.
 	case timeout == 0:
 		timeout = 5 * time.Second
 	}
+	leave, err := a.front.pings.enter(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	id := identityFrom(ctx)
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	from, rtt, err := a.front.deps.Host.Ping(ctx, local, remote)
+	by := datagram.Pinger{UID: id.UID, MayBind: func(port uint16) bool { return a.front.deps.Conf().MayBind(id, port) == nil }}
+	from, rtt, err := a.front.deps.Host.Ping(ctx, by, local, remote)
 	if err != nil {
 		return nil, err
 	}

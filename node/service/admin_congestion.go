@@ -107,6 +107,11 @@ func culpritsPB(fillers []rds.Culprit) (list []*rdsdv1.Culprit) {
 // WatchCongestion reports ports as they become congested and clear. The time
 // is the wall clock's, for reading; nothing depends on it.
 func (a *adminServer) WatchCongestion(r *rdsdv1.WatchCongestionRequest, stream grpc.ServerStreamingServer[rdsdv1.CongestionNotice]) error {
+	leave, err := a.front.watches.enter(stream.Context())
+	if err != nil {
+		return err
+	}
+	defer leave()
 	// Watch first, list then: a change in between is told twice, never missed.
 	w, stop := a.front.deps.Host.WatchCongestion()
 	defer stop()

@@ -75,11 +75,15 @@ type Front struct {
 	full     volumesFull
 	status   sharedStatus
 	hour     *webpage.Keeper // the last hour of congestion; nil without a Host
+
+	pings, watches, volumeWatches *standing
 }
 
 // newServices makes the services of a node.
 func New(d Deps) *Front {
-	f := &Front{deps: d, metrics: grpcprom.NewServerMetrics(), health: health.NewServer()}
+	f := &Front{deps: d, metrics: grpcprom.NewServerMetrics(), health: health.NewServer(),
+		pings: newStanding("pings", maxPings), watches: newStanding("watches of congestion", maxWatches),
+		volumeWatches: newStanding("watches of volumes", maxWatches)}
 	f.calls = &callTable{log: d.Log, count: d.Count, conns: map[*callConn]struct{}{}, perSecond: func() float64 {
 		perSecond, _ := d.Limiter.Limits()
 		return float64(perSecond)

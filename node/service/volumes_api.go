@@ -274,6 +274,11 @@ func (s *volumeServer) Watch(r *rdsdv1.VolumeWatchRequest, stream grpc.ServerStr
 	if err != nil {
 		return err
 	}
+	leave, err := s.front.volumeWatches.enter(stream.Context())
+	if err != nil {
+		return err
+	}
+	defer leave()
 	since := r.GetAfter()
 	if since == 0 && !r.GetKept() {
 		since = ^uint64(0) // only what is to come
