@@ -179,10 +179,7 @@ func (p *Lane) resumeLate(now time.Duration) time.Duration {
 			p.moved = port
 		}
 	}
-	if p.late {
-		return p.moveAt
-	}
-	return Never
+	return Never // of a hold that has to wait again tryResume has armed the next call
 }
 
 func (p *Lane) heldPorts() []uint16 {
