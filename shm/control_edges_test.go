@@ -57,6 +57,38 @@ func TestMessageLimits(t *testing.T) {
 	}
 }
 
+// TestTryTakesAPacket: Try writes what is one packet, to its last byte, and of anything else
+// nothing, without an error; but what is no message is refused.
+func TestTryTakesAPacket(t *testing.T) {
+	for _, x := range []struct {
+		n, fds int
+		done   bool
+		err    error
+	}{{1, 0, true, nil}, {1, 4, true, nil}, {MaxPiece - 1, 0, true, nil}, {MaxPiece, 0, true, nil}, {MaxPiece + 1, 0, false, nil}, {0, 0, false, unix.EMSGSIZE}, {1, 5, false, unix.EMSGSIZE}} {
+		c, k := pair(t)
+		done, err := k.Try(make([]byte, x.n), []int{0, 0, 0, 0, 0}[:x.fds]...)
+		if done != x.done || !errors.Is(err, x.err) {
+			t.Errorf("%d bytes, %d descriptors: %v, %v; want %v, %v", x.n, x.fds, done, err, x.done, x.err)
+		}
+		if k.Pending() {
+			t.Errorf("%d bytes: something waits", x.n)
+		}
+		if x.done {
+			msg, fds, err := c.ReadMessage()
+			if err != nil || len(msg) != x.n || len(fds) != x.fds {
+				t.Errorf("%d of %d bytes and %d of %d descriptors came: %v", len(msg), x.n, len(fds), x.fds, err)
+			}
+			closeAll(fds)
+		}
+		if done, err := k.Send([]byte("y")); !done || err != nil { // nothing is half written
+			t.Fatal(done, err)
+		}
+		if msg, _, err := c.ReadMessage(); err != nil || string(msg) != "y" {
+			t.Errorf("behind %d bytes %q came, %v", x.n, msg, err)
+		}
+	}
+}
+
 // feed is an assembler with what it was charged.
 func feed(max, maxFDs int, refuse func(sum int) bool) (*assembler, *int) {
 	sum := new(int)

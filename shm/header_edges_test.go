@@ -3,6 +3,7 @@ package shm
 import (
 	"errors"
 	"fmt"
+	"math/rand"
 	"net/netip"
 	"path/filepath"
 	"testing"
@@ -59,27 +60,24 @@ func TestSpecEdges(t *testing.T) {
 	if want := "1 2 3 4 5 6 8 16 32 64 128 4096 8192"; got != want {
 		t.Errorf("asked for %s, got %s", want, got)
 	}
-	// The parts lie one behind the other, each at a whole page, without a gap and in two halves.
-	at := uint64(HeaderBytes + wordsBytes)
-	page := func(n uint64) uint64 { return (n + pageBytes - 1) &^ (pageBytes - 1) }
-	part := func(n uint64) uint64 { return (n + partBytes - 1) &^ (partBytes - 1) }
-	at = page(at)
-	for i, p := range []struct{ off, bytes uint64 }{
-		{h.FlowOff, 8 * 64}, {h.SendOff, 16 * 64}, {h.ReleaseOff, 128 * 8}, {h.SendArenaOff, 4096},
-		{h.FlowStateOff, 8 * 8}, {h.EventOff, 32 * 64}, {h.RecvOff, 64 * 64}, {h.RecvArenaOff, 8192},
-	} {
-		if i == 4 {
-			if at = part(at); h.DaemonOff != at {
-				t.Errorf("the daemon's part is at %d, want %d", h.DaemonOff, at)
-			}
+	rng, ends := rand.New(rand.NewSource(1)), 0
+	for range 2000 {
+		few := func() int { return 8 << rng.Intn(9) }
+		s := Spec{Local: testLocal, Flows: few(), Sends: few(), Events: few(), Receives: few(), SendArena: 1 << (12 + rng.Intn(6)), RecvArena: 1 << (12 + rng.Intn(6))}
+		s.Releases = s.Receives << rng.Intn(3)
+		h, err := s.header()
+		if err != nil {
+			t.Fatalf("%+v: %v", s, err)
 		}
-		if p.off != at {
-			t.Errorf("part %d is at %d, want %d", i, p.off, at)
+		if laidOut(t, &h); t.Failed() {
+			t.Fatalf("%+v", s)
 		}
-		at = page(at + p.bytes)
+		if h.RecvArenaOff+h.RecvArenaBytes == h.RegionBytes {
+			ends++
+		}
 	}
-	if h.RegionBytes != part(at) {
-		t.Errorf("%d bytes in all, want %d", h.RegionBytes, part(at))
+	if ends == 0 {
+		t.Error("no part ends where the region does")
 	}
 	// Arenas that nobody asks for are made of the buffers: twice what may be in them.
 	for _, c := range []struct {
@@ -95,6 +93,31 @@ func TestSpecEdges(t *testing.T) {
 		if got := ceilPow2(n); got != want {
 			t.Errorf("%d becomes %d, want %d", n, got, want)
 		}
+	}
+}
+
+// laidOut checks that the parts lie one behind the other, each at a whole page, without a gap
+// and in two halves.
+func laidOut(t *testing.T, h *Header) {
+	page := func(n uint64) uint64 { return (n + pageBytes - 1) / pageBytes * pageBytes }
+	part := func(n uint64) uint64 { return (n + partBytes - 1) / partBytes * partBytes }
+	at := page(HeaderBytes + wordsBytes)
+	for i, p := range []struct{ off, bytes uint64 }{
+		{h.FlowOff, uint64(h.Flows) * 64}, {h.SendOff, uint64(h.Sends) * 64}, {h.ReleaseOff, uint64(h.Releases) * 8}, {h.SendArenaOff, h.SendArenaBytes},
+		{h.FlowStateOff, uint64(h.Flows) * 8}, {h.EventOff, uint64(h.Events) * 64}, {h.RecvOff, uint64(h.Receives) * 64}, {h.RecvArenaOff, h.RecvArenaBytes},
+	} {
+		if i == 4 {
+			if at = part(at); h.DaemonOff != at {
+				t.Errorf("the daemon's part is at %d, want %d", h.DaemonOff, at)
+			}
+		}
+		if p.off != at {
+			t.Errorf("part %d is at %d, want %d", i, p.off, at)
+		}
+		at = page(at + p.bytes)
+	}
+	if h.RegionBytes != part(at) {
+		t.Errorf("%d bytes in all, want %d", h.RegionBytes, part(at))
 	}
 }
 
