@@ -53,10 +53,14 @@ func Main(argv []string, in io.Reader, out, errw io.Writer) int {
 }
 
 func run(ctx context.Context, stopSignals func(), args []string, in io.Reader, out, errw io.Writer) int {
-	a := &app{in: in, out: out, err: errw, stopSignals: stopSignals}
+	printed := &keeper{w: out}
+	a := &app{in: in, out: printed, err: errw, stopSignals: stopSignals}
 	root := a.root()
 	root.SetArgs(args)
 	cmd, err := root.ExecuteContextC(ctx)
+	if err == nil {
+		err = printed.failed()
+	}
 	if err == nil {
 		return exitOK
 	}
@@ -96,7 +100,7 @@ machine. Every other command is a client of the daemon whose socket is given by
 	root.SetIn(a.in)
 	root.SetOut(a.out)
 	root.SetErr(a.err)
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return withCode(exitUsage, err) })
+	root.SetFlagErrorFunc(flagError)
 	root.AddGroup(
 		&cobra.Group{ID: "run", Title: "Run a daemon:"},
 		&cobra.Group{ID: "data", Title: "Move datagrams:"},

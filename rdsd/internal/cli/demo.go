@@ -2,7 +2,6 @@ package cli
 
 import (
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -26,11 +25,8 @@ for --for, and ends with a summary in which every datagram has its outcome and
 every block is what was written last. It needs no configuration and leaves
 nothing behind.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if length < 0 {
-				return usagef("--for %v: it cannot be negative", length)
-			}
 			c := demo.Config{Length: length, Out: a.out, JSON: a.json}
-			if f, ok := a.out.(*os.File); ok && !plain && term.IsTerminal(int(f.Fd())) {
+			if f, ok := fileOf(a.out); ok && !plain && term.IsTerminal(int(f.Fd())) {
 				c.TTY = true
 				c.Width, _, _ = term.GetSize(int(f.Fd()))
 			}

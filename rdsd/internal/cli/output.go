@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"os"
+	"sync"
 	"time"
 
 	"github.com/jedib0t/go-pretty/v6/table"
@@ -112,3 +114,39 @@ func (b bytesCount) String() string { return plain.Bytes(float64(b)) }
 type duration time.Duration
 
 func (d duration) String() string { return plain.Duration(time.Duration(d)) }
+
+// keeper is an output that keeps the first error of writing to it. Tables are printed
+// piece by piece, and a command that could not print is a command that failed.
+type keeper struct {
+	w   io.Writer
+	mu  sync.Mutex
+	err error // guarded by mu
+}
+
+func (k *keeper) Write(b []byte) (int, error) {
+	n, err := k.w.Write(b)
+	if err != nil {
+		k.mu.Lock()
+		if k.err == nil {
+			k.err = err
+		}
+		k.mu.Unlock()
+	}
+	return n, err
+}
+
+// failed returns that error.
+func (k *keeper) failed() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.err
+}
+
+// fileOf returns the file that w writes to, if it is one.
+func fileOf(w io.Writer) (*os.File, bool) {
+	if k, ok := w.(*keeper); ok {
+		w = k.w
+	}
+	f, ok := w.(*os.File)
+	return f, ok
+}

@@ -33,9 +33,6 @@ none did, 4 if the node was silent and 1 if it cannot or may not be reached.`,
 		ValidArgsFunction: a.completeFirst(listPeerWords),
 		Args:              needArgs("NODE", "the address of a node, such as 10.0.0.2 or fd00::2"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if o.interval < 0 {
-				return usagef("--interval %v: it cannot be negative", o.interval)
-			}
 			return a.ping(cmd.Context(), args[0], o)
 		},
 	}

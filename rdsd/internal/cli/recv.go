@@ -46,8 +46,6 @@ code is 4.`,
 				return usagef("--bind is missing: the ADDR:PORT to receive on, such as 10.0.0.2:4000, or a port alone")
 			case o.raw && o.hex || a.json && (o.raw || o.hex):
 				return usagef("--raw, --hex and --json are three forms of output: choose one")
-			case o.timeout < 0:
-				return usagef("--timeout %v: it cannot be negative", o.timeout)
 			}
 			return a.recv(cmd.Context(), o)
 		},

@@ -50,7 +50,7 @@ second. -b prints plain text instead, for files and pipes: all views, or those o
 				})
 			}
 			in, inOK := a.in.(*os.File)
-			out, outOK := a.out.(*os.File)
+			out, outOK := fileOf(a.out)
 			if !inOK || !outOK || !term.IsTerminal(int(in.Fd())) || !term.IsTerminal(int(out.Fd())) {
 				return usagef("top needs a terminal; rdsd top -b -n1 prints plain text")
 			}

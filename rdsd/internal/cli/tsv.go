@@ -46,7 +46,7 @@ func (a *app) chooseForm(cmd *cobra.Command, _ []string) error {
 	default:
 		return usagef("-o %q: want table, json or tsv", a.form)
 	}
-	return nil
+	return checkTimes(cmd)
 }
 
 // writeTSV writes items as lines of tab-separated values below a line of names. Names

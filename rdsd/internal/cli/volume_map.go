@@ -129,10 +129,6 @@ func (o *mapOptions) spec(volume string) (s rdsd.MapSpec, err error) {
 		s.Paths = []rdsd.PathSpec{{Dst: s.Node, Transport: transport}}
 	}
 	switch {
-	case o.ioTimeout < 0:
-		return s, usagef("--io-timeout %v: it cannot be negative; leave it out for the default", o.ioTimeout)
-	case o.lossTimeout < 0:
-		return s, usagef("--loss-timeout %v: it cannot be negative; leave it out for the default", o.lossTimeout)
 	case o.lossTimeout > 0 && s.OnLoss == rdsd.OnLossWait:
 		return s, usagef("--loss-timeout goes with --on-loss error; with --on-loss wait requests wait as long as it takes")
 	case o.nbdSocket != "" && s.Attach == rdsd.AttachNBD:

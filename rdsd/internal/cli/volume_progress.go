@@ -3,7 +3,6 @@ package cli
 import (
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"sync"
 	"time"
@@ -110,7 +109,7 @@ func bar(phase string, done, total int64, took time.Duration, width int) string 
 
 // terminalWidth is 0 when w is no terminal.
 func terminalWidth(w io.Writer) int {
-	f, ok := w.(*os.File)
+	f, ok := fileOf(w)
 	if !ok || !term.IsTerminal(int(f.Fd())) {
 		return 0
 	}
