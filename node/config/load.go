@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"sort"
 	"strings"
 
@@ -174,6 +175,9 @@ func (c *Config) decode(file string, data []byte) (errs []error, unreadable bool
 	return errs, false
 }
 
+// wrongKind is what the parser says of a value of another kind, in words of Go.
+var wrongKind = regexp.MustCompile(`cannot decode TOML (\w+) into .*`)
+
 // tomlErrors says line, key and what would be right for each error of the parser. line
 // is where a value is that ended the reading; 0: it was read to its end, or nobody knows.
 func (c *Config) tomlErrors(err error) (line int, told error) {
@@ -188,7 +192,7 @@ func (c *Config) tomlErrors(err error) (line int, told error) {
 	}
 	if e, ok := errors.AsType[*toml.DecodeError](err); ok {
 		key := strings.Join(e.Key(), ".")
-		problem := strings.TrimPrefix(e.Error(), "toml: ")
+		problem := strings.TrimPrefix(wrongKind.ReplaceAllString(e.Error(), "a TOML $1 does not fit here"), "toml: ")
 		line, _ = e.Position()
 		return line, &Error{c.at(e), key, problem, wantOf(key)}
 	}
@@ -218,12 +222,14 @@ func wantOf(key string) string {
 // suggest names the known key that looks most like an unknown one.
 func suggest(key string) string {
 	best, bestDist := "", 1+len(key)/2
+	last := lastWord(key)
 	for _, name := range append(tableKeys(), keyNames()...) {
-		if d := distance(key, name); d < bestDist {
+		word := lastWord(name)
+		// A word that has no letter in common is no misspelling, however short it is.
+		if d := distance(key, name); d < bestDist && distance(last, word) < max(len(last), len(word)) {
 			best, bestDist = name, d
 		}
 	}
-	last := key[strings.LastIndexByte(key, '.')+1:]
 	for _, name := range keyNames() { // right name, wrong section
 		if strings.HasSuffix(name, "."+last) {
 			best = name
@@ -235,6 +241,8 @@ func suggest(key string) string {
 	}
 	return "did you mean " + best + "?"
 }
+
+func lastWord(key string) string { return key[strings.LastIndexByte(key, '.')+1:] }
 
 func keyNames() []string {
 	out := make([]string, len(keys))

@@ -163,6 +163,7 @@ func (v *validator) volumes() {
 		"max_exports": c.MaxExports == 0, "max_mappings": c.MaxMappings == 0, "max_sessions": c.MaxSessions == 0, "max_connections": c.MaxConnections == 0} {
 		v.check("volumes."+key, !zero, "0 is out of range")
 	}
+	v.check("volumes.port", v.c.Volumes.Port != v.c.RDS.Port, "%d is rds.port as well, and only one can listen there", v.c.Volumes.Port)
 	v.check("volumes.rdma_port", v.c.Volumes.RDMAPort != 0, "0 is out of range")
 	v.check("volumes.rdma", v.c.Volumes.RDMA == RDMAOff || v.c.Volumes.RDMA == RDMASoft, "%q is neither %s nor %s", v.c.Volumes.RDMA, RDMAOff, RDMASoft)
 	v.check("volumes.rdma_gso", v.c.Volumes.RDMAGSO == GSOAuto || v.c.Volumes.RDMAGSO == GSOOff, "%q is neither %s nor %s", v.c.Volumes.RDMAGSO, GSOAuto, GSOOff)
