@@ -29,6 +29,7 @@ type box struct {
 	wanted  []bool
 	reserve *buf.Buf
 	asked   int // Reserve
+	calls   int // of the client's own, that wait: Felt
 }
 
 type boxed struct {
@@ -56,6 +57,8 @@ func (b *box) Place(from *Peer, a conn.Arrival) (int, bool) {
 	b.got = append(b.got, boxed{from.AddrPort(a.SPort), t, a.Lane, a.Seq, cost, a.Buf})
 	return cost, true
 }
+
+func (b *box) Felt(*Dest) (uint64, int) { return 0, b.calls }
 
 func (b *box) Done(d Decided) {
 	b.done = append(b.done, fmt.Sprintf("%d: %d+%d %v", d.Cookie, d.Tag, d.Count, d.Outcome))

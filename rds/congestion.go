@@ -207,14 +207,18 @@ func (pe *Peer) felt(port uint16, c *CongestedPort) {
 		return
 	}
 	pp.opened.each(byOpened, func(f *flow) {
+		waits := false
 		for _, d := range f.dests {
 			if w, ok := f.s.sink.(Witness); ok {
 				held, waiting := w.Felt(d)
 				c.Blocked += held
-				if waiting > 0 {
-					c.Waiting++
-				}
+				waits = waits || waiting > 0
 			}
+		}
+		// A flow in waiters is counted: its socket has one send here that waits, and another
+		// in a call of its client.
+		if waits && !f.links[byWaiting].on {
+			c.Waiting++
 		}
 	})
 }

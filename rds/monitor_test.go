@@ -114,3 +114,28 @@ func TestCaughtUpInOrder(t *testing.T) {
 	a.s.SetMonitor(Monitor{Clear: true, Set: true})
 	wantNews(t, "congested before", a.s, 0, want...)
 }
+
+// A socket is one that waits for a port, whether a send of it waits in the engine, a call
+// in its client, or both.
+func TestASocketWaitsOnce(t *testing.T) {
+	w := newPair(t)
+	to := netip.AddrPortFrom(w.b.local, 4000)
+	a := bindBox(t, w.a, 5000, 1<<20, SocketOptions{})
+	d := mustOpen(t, a.s, to, nil)
+	turn(t, w, to, true)
+	wantWaiting := func(what string, n int) {
+		t.Helper()
+		if l := w.a.CongestedPorts(); len(l) != 1 || l[0].Waiting != n {
+			t.Errorf("%s: %+v; want %d waiting", what, l, n)
+		}
+	}
+	wantWaiting("nothing was sent", 0)
+	a.calls = 2
+	wantWaiting("two calls of the client wait", 1)
+	if err := a.s.Post(w.now, d, wire.One([]byte("x")), 0, 0, Quiet, nil); err != nil {
+		t.Fatal(err)
+	}
+	wantWaiting("and a send that it posted", 1)
+	a.calls = 0
+	wantWaiting("that send alone", 1)
+}
