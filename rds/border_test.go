@@ -63,6 +63,10 @@ func TestBindRefuses(t *testing.T) {
 	if err := e.Socket(wire.PortFirst).Send(now, netip.AddrPortFrom(e.Local(), wire.PortProbe), nil, 0, Quiet); !errors.Is(err, rdserr.ErrInvalid) {
 		t.Errorf("a send to the port of the handshake: %v", err)
 	}
+	// A client over rings has the errno of its flow, and asks for the words so.
+	if _, err := e.Socket(wire.PortFirst).Congested(netip.AddrPortFrom(e.Local(), wire.PortProbe)); err == nil || err.Error() != errProbePort.Error() {
+		t.Errorf("whether the port of the handshake is congested: %v", err)
+	}
 }
 
 // TestPingOfItself: a node answers the ping that a socket sends to the node's own address.

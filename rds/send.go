@@ -54,6 +54,8 @@ func (s *Socket) Send(now time.Duration, dst netip.AddrPort, payload []byte, tag
 	return nil
 }
 
+var errProbePort = rdserr.With(rdserr.ErrInvalid, "destination port 1 is reserved for the RDS handshake")
+
 // check returns the errors that waiting cannot clear: a closed socket, a datagram that is
 // too large, a reserved port.
 func (s *Socket) check(dst netip.AddrPort, n int) error {
@@ -64,7 +66,7 @@ func (s *Socket) check(dst netip.AddrPort, n int) error {
 		return rdserr.With(rdserr.ErrTooLarge, "a datagram of %d bytes; the largest for this socket is %d", n, min(s.opt.SndBufBytes, wire.MaxDatagram))
 	}
 	if dst.Port() == wire.PortProbe {
-		return rdserr.With(rdserr.ErrInvalid, "destination port 1 is reserved for the RDS handshake")
+		return errProbePort
 	}
 	return nil
 }

@@ -421,8 +421,13 @@ func (s *Socket) CongestionNews() (freed uint64, changes []Change) {
 	return freed, changes
 }
 
-// Congested asks whether a destination is congested as far as this node knows.
+// Congested asks whether a destination is congested as far as this node knows. Its error
+// is why nothing can be sent there: a client over rings has the errno alone and asks for
+// the words here.
 func (s *Socket) Congested(dst netip.AddrPort) (bool, error) {
+	if dst.Port() == wire.PortProbe {
+		return false, errProbePort
+	}
 	pe := s.e.known(dst.Addr())
 	if pe == nil {
 		return false, s.e.mayPeer(dst.Addr())

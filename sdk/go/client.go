@@ -73,6 +73,7 @@ func Dial(target string, opts ...Option) (*Client, error) {
 	cfg := clientConfig{dial: []grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDisableRetry(),
+		grpc.WithChainUnaryInterceptor(sayWhyNoDaemon(target)),
 		experimental.WithBufferPool(msgpool.Pool),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxRecvMsgBytes)),
 		// With windows of its own choice grpc-go sends a ping for every message that comes when

@@ -130,6 +130,9 @@ func (s *stream) connectError(err error) error {
 	}
 	mapped := statusError(err)
 	if errors.Is(mapped, rdserr.ErrShutdown) {
+		if why := whyNoDaemon(s.client.target); why != "" {
+			return rdserr.With(rdserr.ErrShutdown, "no daemon at %s: %s", s.client.target, why)
+		}
 		return rdserr.With(rdserr.ErrShutdown, "no daemon at %s: %v", s.client.target, mapped)
 	}
 	return mapped

@@ -83,6 +83,9 @@ int64_t rdsdi_destination(struct rdsdi_op *op, const rdsd_addr *to, struct rdsdi
 		return rdsdi_send_blocked(op, -EAGAIN, WAITS_FLOW);
 	case -EAGAIN:
 		return rdsdi_send_blocked(op, -EAGAIN, WAITS_EVENT | WAITS_SEND_ROOM);
+	case -EINVAL: /* the daemon gives the errno alone, and these are its two reasons */
+		return rdsdi_because(err, to->port == 1 ? "destination port 1 is reserved for the RDS handshake"
+							: "the destination is a multicast or broadcast address; RDS sends to one node");
 	default:
 		return rdsdi_errno(err);
 	}

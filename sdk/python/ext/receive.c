@@ -137,10 +137,13 @@ static PyObject *recv_into_now(PyObject *self, PyObject *buffer)
 static int get_limit(PyObject *value, Py_ssize_t *limit)
 {
 	*limit = value ? PyLong_AsSsize_t(value) : 256;
-	if (*limit == -1 && PyErr_Occurred())
-		return -1;
+	if (*limit == -1 && PyErr_Occurred()) {
+		if (!PyErr_ExceptionMatches(PyExc_OverflowError))
+			return -1;
+		PyErr_Clear(); /* out of range, like others */
+	}
 	if (*limit < 1 || *limit > INT32_MAX) {
-		refuse("limit %zd: want 1 to 2147483647", *limit);
+		refuse("limit %S: want 1 to 2147483647", value);
 		return -1;
 	}
 	return 0;

@@ -134,7 +134,7 @@ def test_arguments_are_checked(bind: Bind) -> None:
     for call in calls:
         with pytest.raises(TypeError):
             call()
-    for limit in (0, -1, 1 << 31):
+    for limit in (0, -1, 1 << 31, 1 << 70):
         with pytest.raises(rdsd.InvalidArgument, match="limit"):
             a.recv_batch(limit)
     with pytest.raises(rdsd.InvalidArgument, match="not a number"):
@@ -218,6 +218,17 @@ def test_receive_into_a_buffer(bind: Bind) -> None:
             b.recv_into(wrong)  # type: ignore[arg-type]
     with pytest.raises(rdsd.TimedOut):
         b.recv_into(buffer, timeout=0.01)
+
+
+def test_a_destination_that_cannot_be_is_refused_in_words(bind: Bind) -> None:
+    sock = bind()
+    for to, why in (
+        ((sock.local_address.host, 1), "port 1 is reserved"),
+        (("224.0.0.1", 5), "multicast or broadcast"),
+        (("255.255.255.255", 5), "multicast or broadcast"),
+    ):
+        with pytest.raises(rdsd.InvalidArgument, match=why):
+            sock.send(to, b"", timeout=5)
 
 
 def test_what_a_batch_refuses_is_listed(bind: Bind) -> None:

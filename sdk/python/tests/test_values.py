@@ -11,6 +11,7 @@ import pytest
 
 from rdsd import Address, InvalidArgument
 from rdsd._intervals import IntervalSet
+from rdsd._surface import check_label
 from rdsd._target import DEFAULT_TARGET, resolve_target, seconds, unix_path
 from rdsd._types import AddressLike, pack_host, to_address, unpack_host
 
@@ -56,12 +57,27 @@ def test_targets(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_timeouts() -> None:
     assert seconds(None) is None
     assert seconds(float("inf")) is None
+    assert seconds(1e30) is None  # no clock goes that far
+    assert seconds(86400 * 365) == 86400 * 365
     assert seconds(1) == 1.0
     assert seconds(timedelta(milliseconds=5)) == 0.005
     assert seconds(-1) == 0.0
     assert seconds(float("-inf")) == 0.0
     with pytest.raises(InvalidArgument):
         seconds(float("nan"))
+
+
+def test_labels_are_refused_in_words() -> None:
+    for label in ("", "a" * 64, "\u00e9" * 32):
+        check_label(label)
+    for label, why in (
+        ("a" * 65, "has 65 bytes; want at most 64"),
+        ("a" * 10000, r"^label 'a{40}\.\.\.' has 10000 bytes"),
+        ("a\0b", "without null characters"),
+        ("\udc80", "want text that is UTF-8"),
+    ):
+        with pytest.raises(InvalidArgument, match=why):
+            check_label(label)
 
 
 def test_intervals_against_a_plain_set() -> None:

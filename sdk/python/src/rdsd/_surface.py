@@ -55,8 +55,7 @@ def bind_options(
     _positive("send_buffer", send_buffer, 0, 1 << 62)
     _positive("recv_buffer", recv_buffer, 0, 1 << 62)
     _positive("congestion_mask", congestion_mask, 0, (1 << 64) - 1)
-    if len(label.encode()) > 64:
-        raise make(InvalidArgument, f"label {label!r}: at most 64 bytes")
+    check_label(label)
     return BindOptions(
         local=to_address(local),
         send_buffer=send_buffer,
@@ -69,6 +68,19 @@ def bind_options(
         congestion_mask=congestion_mask,
         spin=None if spin is None else min(seconds(spin) or 0.0, MAX_SPIN),
     )
+
+
+def check_label(label: str) -> None:
+    """A label is at most 64 bytes of text, the same over every front end."""
+    try:
+        size = len(label.encode())
+    except UnicodeEncodeError:
+        raise make(InvalidArgument, f"label {label[:64]!r}: want text that is UTF-8") from None
+    if "\0" in label:
+        raise make(InvalidArgument, f"label {label[:64]!r}: want text without null characters")
+    if size > 64:
+        shown = label if size <= 200 else label[:40] + "..."
+        raise make(InvalidArgument, f"label {shown!r} has {size} bytes; want at most 64")
 
 
 def outgoing(
@@ -128,7 +140,7 @@ def undecided(error: BaseException) -> bool:
 
 
 def check_limit(limit: int) -> int:
-    _positive("limit", limit, 1, 1 << 31)
+    _positive("limit", limit, 1, (1 << 31) - 1)
     return limit
 
 

@@ -13,6 +13,10 @@ from ._errors import InvalidArgument, make
 #: Seconds, a timedelta, or None to wait for ever.
 Timeout: TypeAlias = float | timedelta | None
 
+#: Longer timeouts, in seconds, are for ever: 30 years. Some calls of the operating
+#: system's cannot be given 300.
+LONGEST = 1e9
+
 DEFAULT_TARGET = "unix:///run/rdsd/rdsd.sock"
 
 
@@ -56,6 +60,6 @@ def seconds(timeout: Timeout) -> float | None:
     value = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
     if math.isnan(value):
         raise make(InvalidArgument, "timeout is not a number")
-    if math.isinf(value):
-        return None if value > 0 else 0.0
+    if value > LONGEST:
+        return None
     return max(0.0, value)
