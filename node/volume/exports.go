@@ -26,6 +26,8 @@ type export struct {
 	// Guarded by Host.mu.
 	info blk.Info // when it was looked at last
 	err  error    // it could not be opened then
+
+	failed error // of the store, the last; told while the counters have errors
 }
 
 // Export offers a volume. It returns when the store could be opened; a file is
@@ -266,6 +268,15 @@ func (h *Host) ForceClose(ctx context.Context, export, session string) error {
 	return nil
 }
 
+// storeFailed keeps why the store of an export has failed an operation.
+func (h *Host) storeFailed(name string, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if x := h.exports[name]; x != nil {
+		x.failed = err
+	}
+}
+
 // Exports lists the exports by name, those open below roots included.
 func (h *Host) Exports() []ExportInfo {
 	open := h.srv.openVolumes()
@@ -283,6 +294,9 @@ func (h *Host) Exports() []ExportInfo {
 	for _, x := range h.exports {
 		i := x.describe(of[x.exp])
 		i.Ops = opCounters(counts(of[x.exp]))
+		if x.failed != nil && i.State == "open" && slices.ContainsFunc(i.Ops, func(o OpCounters) bool { return o.Errors > 0 }) {
+			i.Error = x.failed.Error()
+		}
 		list = append(list, i)
 	}
 	below := map[int][]openVolume{} // by place in list

@@ -239,6 +239,7 @@ func (e *exportEnv) Event(x rnbd.ServerEvent) {
 	default:
 		ev.Kind = EventError
 		ev.Text = fmt.Sprintf("the store of volume %s failed a %v", x.Name, x.Op)
+		e.posts = append(e.posts, func() { e.h.storeFailed(x.Name, x.Err) })
 	}
 	e.event(ev)
 }

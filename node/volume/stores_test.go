@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -100,6 +101,9 @@ func TestErrorsOfTheStoreReachWhoAsked(t *testing.T) {
 	x, _ := server.h.exportInfo("disk")
 	if x.Ops[blk.OpRead].Errors == 0 || x.Ops[blk.OpFlush].Errors == 0 {
 		t.Errorf("counted at the server: %+v", x.Ops)
+	}
+	if x.State != "open" || !strings.Contains(x.Error, blk.ErrMedium.Error()) {
+		t.Errorf("the export is %s and says %q; want why its store failed last", x.State, x.Error)
 	}
 	if m, _ = client.h.Mapping(m.ID); m.Ops[blk.OpWrite].Errors == 0 || m.LastError == "" {
 		t.Errorf("told by the mapping: %+v", m)
