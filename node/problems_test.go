@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -308,6 +309,23 @@ func TestEveryProblem(t *testing.T) {
 				t.Fatal(err)
 			}
 			has(t, x, health.PeerNotAllowed, failure, nobody.Addr().String())
+		},
+		"a peer that is not there and that nobody needs": func(t *testing.T) {
+			x := startIll(t, nil)
+			ctx, closeIt := context.WithCancel(t.Context())
+			defer closeIt()
+			s, err := openSocketFor(ctx, t, x.cfg, bindTo(x.addr(), 0))
+			if err != nil {
+				t.Fatal(err)
+			}
+			b := batchOf(1, x.noPeer(), "x")
+			b.SetWait(true)
+			s.send(b)
+			has(t, x, health.PeerDown, failure, "1 datagram waiting")
+			closeIt() // which takes the datagram back
+			await.Until(t, 30*time.Second, "nobody is told of the peer any more", func() bool {
+				return x.problems(t)[health.PeerDown.String()] == nil
+			})
 		},
 		"a peer that refuses": func(t *testing.T) {
 			x := startIll(t, nil)

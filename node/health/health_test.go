@@ -109,7 +109,9 @@ var examCases = []examCase{
 		x.Mapping(with(goodMapping(), func(m *Mapping) { m.Open, m.LastError = false, "no such export" }))
 	}, []string{"error mapping-down mapping v1"}, "store does not have the volume disk: no such export", "remap v1"},
 	{"one path", func(x *Exam) { x.Mapping(with(goodMapping(), func(m *Mapping) { m.Paths, m.Up = 1, 1 })) }, []string{"note one-path mapping v1"}, "one path", "paths add"},
-	{"failed requests", func(x *Exam) { x.Mapping(with(goodMapping(), func(m *Mapping) { m.Failed = 1 })) }, []string{"warning volume-errors mapping v1"}, "1 of 9 requests", "volume events"},
+	{"failed requests", func(x *Exam) {
+		x.Mapping(with(goodMapping(), func(m *Mapping) { m.Failed, m.LastError = 1, "it is full" }))
+	}, []string{"warning volume-errors mapping v1"}, "1 of 9 requests failed since it was opened; the last error: it is full", "volume events --kept"},
 	{"failed requests of an export", func(x *Exam) { x.Export(&Export{Name: "disk", Errors: 2, Done: 2}) }, []string{"warning volume-errors export disk"}, "2 of 2 requests", "volume events"},
 	{"a path", func(x *Exam) {
 		x.VolumePath(&VolumePath{Session: "s", Src: "a", Dst: "b", State: "reconnecting", For: Grace, LastError: "refused"})

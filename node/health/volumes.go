@@ -36,14 +36,19 @@ func (x *Exam) Mapping(m *Mapping) {
 	if m.Paths == 1 {
 		x.add(Problem{Code: OnePath, Severity: Note, Subject: subject, Text: "there is one path only: if it fails, requests wait", Remedy: "rdsd volume paths add, over another network"})
 	}
-	x.failed(subject, m.Failed, m.Done)
+	x.failed(subject, m.Failed, m.Done, m.LastError)
 }
 
-func (x *Exam) failed(subject string, failed, done uint64) {
-	if failed > 0 {
-		x.add(Problem{Code: VolumeErrors, Severity: Warning, Subject: subject, Text: fmt.Sprintf("%d of %s failed since it was opened", failed, count(done, "request")),
-			Remedy: "rdsd volume events, and the kernel's log on the node of the store; the count begins anew when it is mapped or exported anew"})
+func (x *Exam) failed(subject string, failed, done uint64, why string) {
+	if failed == 0 {
+		return
 	}
+	text := fmt.Sprintf("%d of %s failed since it was opened", failed, count(done, "request"))
+	if why != "" {
+		text += "; the last error: " + why
+	}
+	x.add(Problem{Code: VolumeErrors, Severity: Warning, Subject: subject, Text: text,
+		Remedy: "rdsd volume events --kept, here and on the node of the store, and the kernel's log there; the count begins anew when it is mapped or exported anew"})
 }
 
 // VolumePath is a path of a session.
@@ -90,7 +95,7 @@ func (x *Exam) Session(s *Session) {
 type Export struct {
 	Name, Path   string
 	Failed       bool   // its store could not be opened
-	Error        string // why
+	Error        string // why; else of the store, the last
 	For          time.Duration
 	Errors, Done uint64 // requests since it was opened
 }
@@ -102,5 +107,9 @@ func (x *Exam) Export(e *Export) {
 		x.add(Problem{Code: ExportFailed, Severity: Error, Subject: subject, Since: e.For, Text: "the store cannot be opened: " + e.Error,
 			Remedy: fmt.Sprintf("see to %s (is it there, and may the daemon open it?), then rdsd volume check %s", e.Path, e.Name)})
 	}
-	x.failed(subject, e.Errors, e.Done)
+	why := e.Error
+	if e.Failed {
+		why = "" // said above
+	}
+	x.failed(subject, e.Errors, e.Done, why)
 }

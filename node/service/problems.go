@@ -102,7 +102,9 @@ func (f *Front) examinePeer(x *health.Exam, h *datagram.Local, pe *rds.Peer) {
 		switch {
 		case i.State == conn.Up:
 			p.Up++
-		case i.Attempts > 0:
+		// An idle lane to a peer that never answered is not tried any more: whoever pinged a
+		// wrong address once would be told of it until the daemon ends.
+		case i.Attempts > 0 && (i.State != conn.Down || c.Kind() != conn.KindUnknown):
 			p.Failing++
 			if since := h.StepTime() - i.Failing; since >= p.FailingFor {
 				p.FailingFor, p.Attempts = since, i.Attempts
