@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -49,6 +50,8 @@ FILE is rdsd-DATE.tar.gz if it is not given, and is not overwritten.`,
 			f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 			if errors.Is(err, os.ErrExist) {
 				return withCode(exitExists, err)
+			} else if err != nil && len(args) == 0 {
+				return fmt.Errorf("%w; name a file that can be written: rdsd bugreport %s", err, filepath.Join(os.TempDir(), name))
 			} else if err != nil {
 				return err
 			}

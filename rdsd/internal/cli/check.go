@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -107,7 +108,7 @@ func check(st *rdsd.Status) checkView {
 	}
 	v.Summary = fmt.Sprintf("%s; %d of %s up, %s", healthText(st), st.PeersUp, plural(uint64(st.Peers), "peer"), plural(uint64(st.Sockets), "socket"))
 	if len(st.Problems) > 0 && !st.Healthy {
-		v.Summary += ": " + st.Problems[0].Text
+		v.Summary += ": " + about(st.Problems[0])
 	}
 	return v
 }
@@ -125,13 +126,25 @@ func (a *app) printCheck(v checkView, format string) error {
 	}
 	fmt.Fprintln(a.out, line)
 	for _, p := range v.Problems {
-		line := fmt.Sprintf("%s: %s: %s; to do: %s", p.Severity, p.Code, p.Text, p.Remedy)
+		line := fmt.Sprintf("%s: %s: %s; to do: %s", p.Severity, p.Code, about(p), p.Remedy)
 		if format == "nagios" {
 			line = plugin(line)
 		}
 		fmt.Fprintln(a.out, plain.Text(line))
 	}
 	return nil
+}
+
+// about is a problem's text, with what it is about in front: there may be many mappings
+// with one path only. What is about a peer or a port names the address in its text.
+func about(p rdsd.Problem) string {
+	word := p.Subject[strings.LastIndexByte(p.Subject, ' ')+1:]
+	_, noAddr := netip.ParseAddr(word)
+	_, noPort := netip.ParseAddrPort(word)
+	if named := noAddr == nil || noPort == nil; word == "" || named && strings.Contains(p.Text, word) {
+		return p.Text
+	}
+	return p.Subject + ": " + p.Text
 }
 
 // plugin takes out of a line what divides it from performance data.

@@ -209,6 +209,7 @@ type pathAction struct {
 	do                      func(v *rdsd.Volumes, ctx context.Context, session string, p rdsd.PathSpec, opts ...rdsd.PathOption) error
 	waited                  string // what it is after --wait
 	knows                   bool   // the path is there already, and can be completed
+	takes                   bool   // the path carries nothing afterwards
 }
 
 var pathActions = []pathAction{
@@ -226,20 +227,30 @@ connected.`,
 		name: "remove", short: "take a path from a session", done: "removed", knows: true,
 		long: `Take a path from a session of this node's own for good. Its requests move to the
 others.`,
-		do: (*rdsd.Volumes).RemovePath, waited: "removed",
+		do: (*rdsd.Volumes).RemovePath, waited: "removed", takes: true,
 	},
 	{
 		name: "disconnect", short: "close a path, until it is reconnected", done: "disconnected", knows: true,
 		long: `Close a path. Its requests move to others. One of this node's own stays closed
 until 'paths reconnect'; one another node made to this one comes back if that
 node wants it to.`,
-		do: (*rdsd.Volumes).DisconnectPath, waited: "disconnected",
+		do: (*rdsd.Volumes).DisconnectPath, waited: "disconnected", takes: true,
 	},
 	{
 		name: "reconnect", short: "connect a path anew, now", done: "reconnecting", knows: true,
 		long: `Connect a path of this node's own anew, now, whatever its state is.`,
 		do:   (*rdsd.Volumes).ReconnectPath, waited: "connected",
 	},
+}
+
+// warnOfNoPath says that a session was left without a path that carries requests. That is
+// no error: the path that comes next may be under way.
+func (a *app) warnOfNoPath(ctx context.Context, v *rdsd.Volumes, session string) {
+	paths, err := v.Paths(ctx, session)
+	if err != nil || slices.ContainsFunc(paths, func(p rdsd.VolumePath) bool { return p.State == rdsd.PathConnected }) {
+		return
+	}
+	fmt.Fprintf(a.err, "%s has no connected path now, and what uses its volumes waits or fails: rdsd volume paths\n", session)
 }
 
 func (a *app) pathActionCmd(c pathAction) *cobra.Command {
@@ -279,6 +290,9 @@ With --wait the command ends when the path is ` + c.waited + `, after --timeout 
 				}
 				if !a.json {
 					fmt.Fprintf(a.out, "%s: %s %s\n", args[0], pathText(p), done)
+				}
+				if c.takes {
+					a.warnOfNoPath(ctx, v, args[0])
 				}
 				return nil
 			})
