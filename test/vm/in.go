@@ -119,6 +119,11 @@ func (g *guest) boot(t *testing.T) (err error) {
 	if g.vm != nil {
 		return nil
 	}
+	if *keep != "" {
+		if err = os.MkdirAll(*keep, 0o755); err != nil {
+			return err
+		}
+	}
 	if g.dir, err = os.MkdirTemp(*keep, "rdsd-vm-"); err != nil {
 		return err
 	}
