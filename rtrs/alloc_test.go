@@ -131,6 +131,8 @@ func (l *loop) hop(h *hop, side int) {
 	}
 	if side == 1 {
 		l.cp.Sent(0, h.conn, 1)
+	} else {
+		l.sp.Sent(0, h.conn, 1)
 	}
 	var err error
 	switch {

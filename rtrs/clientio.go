@@ -114,6 +114,14 @@ func (p *ClientPath) notice(m []byte) {
 	p.post(0, &p.c.op)
 }
 
+// ack answers a HB_MSG of connection conn, now or when the HB_ACK before is sent.
+func (p *ClientPath) ack(conn int) {
+	if con := &p.cons[conn]; con.mayAck() {
+		p.immediate(conn, rtrswire.ImmHeartbeatAck)
+		con.acked = con.posted
+	}
+}
+
 func (p *ClientPath) immediate(conn int, i rtrswire.Imm) {
 	p.c.op = transport.Op{Kind: transport.OpWriteImm, Imm: uint32(i)}
 	p.post(conn, &p.c.op)
@@ -139,7 +147,9 @@ func (p *ClientPath) Sent(now time.Duration, conn int, n int) {
 		return // all ends with Gone
 	}
 	p.c.enter(now)
-	p.cons[conn].sent += uint64(n)
+	if p.cons[conn].wasSent(n) {
+		p.ack(conn)
+	}
 	if p.unsent.n > 0 {
 		p.settle()
 	}
@@ -168,7 +178,7 @@ func (p *ClientPath) Written(now time.Duration, conn int, w transport.Placed) (e
 		case rtrswire.IORsp, rtrswire.IORspInv:
 			err = p.answered(conn, i, nil)
 		case rtrswire.Heartbeat:
-			p.immediate(conn, rtrswire.ImmHeartbeatAck)
+			p.ack(conn)
 		case rtrswire.HeartbeatAck:
 			if conn == 0 {
 				if d := p.beat.answered(p.c.now); d != 0 {
@@ -330,6 +340,9 @@ func (p *ClientPath) message(conn int, data []byte) error {
 		return err
 	}
 	what := arrivalOf(t)
+	if err := p.cons[conn].taken(p.chunks.Depth); err != nil { // REST can be asked without end
+		return err
+	}
 	switch {
 	// The protocol's own messages go on connection 0, and none before all connections stand.
 	case conn != 0 || len(p.cons) < p.c.cfg.Conns:

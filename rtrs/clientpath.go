@@ -65,11 +65,7 @@ type clientCon struct {
 	// of its memory was written: the answer that follows is about it (revoke).
 	key    uint32
 	filled int
-	// posted counts the operations posted, sent those of which the link says that it does not
-	// read their memory any more (transport.OneSidedHandler.Sent).
-	//
-	// Invariant: sent <= posted.
-	posted, sent uint64
+	sends
 }
 
 // PathInfo describes a path.

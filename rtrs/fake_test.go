@@ -265,6 +265,7 @@ type fakeServer struct {
 	attrs    []transport.LinkAttr
 	live     int // bytes allocated
 	trimmed  int
+	late     bool // nothing is sent by itself
 	request  func(r *ServerReq)
 }
 
@@ -298,6 +299,9 @@ func (f *fakeServer) Reject(c *ServerCon, rsp []byte) {
 func (f *fakeServer) Hang(p *ServerPath) { f.hung = append(f.hung, p) }
 func (f *fakeServer) Post(p *ServerPath, conn int, op *transport.Op) {
 	f.posts = append(f.posts, note(p, conn, op))
+	if !f.late {
+		p.Sent(f.now, conn, 1)
+	}
 }
 func (f *fakeServer) Adopt(*ServerPath, []byte) (bool, error) { return f.pinned, f.noAdopt }
 func (f *fakeServer) Register(p *ServerPath, b []byte) (uint32, uint64) {

@@ -14,8 +14,9 @@ type pendingFence struct {
 	what rtrswire.Fence
 }
 
-// maxFences bounds the fences that may wait for a path: a client has one epoch for each of
-// its paths, and some more if those are connected again meanwhile.
+// maxFences bounds the fences of a session that may wait: a client has one epoch for each of
+// its paths, and some more if those are connected again meanwhile. Each end of a path is a look
+// at all that wait.
 const maxFences = 4 * rtrswire.MaxPaths
 
 // fence ends, for the client, what is left of a path's earlier attempts.
@@ -26,7 +27,7 @@ func (p *ServerPath) fence(f rtrswire.Fence) error {
 	}
 	n := 0
 	for _, w := range p.s.fences {
-		if w.via == p {
+		if w.via.ses == p.ses {
 			n++
 		}
 	}
@@ -41,8 +42,11 @@ func (p *ServerPath) fence(f rtrswire.Fence) error {
 			q.lose(nil)
 		}
 	}
-	p.s.fences = append(p.s.fences, pendingFence{p, f})
-	p.s.pathEnded = true
+	// The others wait for what they waited for, and are not looked at: a client sends as many
+	// as it likes.
+	if w := (pendingFence{p, f}); !p.s.answerFence(w) {
+		p.s.fences = append(p.s.fences, w)
+	}
 	return nil
 }
 

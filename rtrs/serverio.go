@@ -19,13 +19,15 @@ func (p *ServerPath) Written(now time.Duration, conn int, w transport.Placed) (e
 		case rtrswire.IOReq:
 			err = p.arrived(conn, w, i)
 		case rtrswire.Heartbeat:
-			p.immediate(conn, rtrswire.ImmHeartbeatAck)
+			p.ack(conn)
 		case rtrswire.HeartbeatAck:
 			switch {
 			case conn != 0:
-			case p.state == Fencing:
+			// One that was not asked for says nothing, and is not worth a look at all that wait.
+			case p.state == Fencing && p.acks < p.asks:
 				p.acks++
 				p.s.pathEnded = true // it may take its place now
+			case p.state == Fencing:
 			default:
 				p.beat.answered(p.s.now)
 			}
@@ -56,6 +58,9 @@ func (p *ServerPath) arrived(conn int, w transport.Placed, i rtrswire.Imm) error
 		return p.violation(fmt.Errorf("%w: a request before the path is connected", ErrProtocol))
 	}
 	id, off, err := s.chunks.ParseReq(i)
+	if err == nil { // without keys of its own for each request a client need not have the last answer
+		err = p.cons[conn].taken(s.chunks.Depth)
+	}
 	// The chunk is the client's again with the answer, so that it loses a request and not a
 	// permit.
 	if err != nil {
@@ -333,13 +338,13 @@ func (p *ServerPath) answer(r *ServerReq, n int, err error) {
 				clear(r.Data[max(n, 0):])
 			}
 			s.op = transport.Op{Kind: transport.OpWrite, Key: r.msg.Desc.Key, Addr: r.msg.Desc.Addr, Data: r.Data}
-			s.env.Post(p, con, &s.op)
+			p.post(con, &s.op)
 		}
 		// This goes after the data and before the status, on the same connection: when the client
 		// reads the status, its memory can no longer be written.
 		if r.msg.NeedInval() {
 			s.op = transport.Op{Kind: transport.OpSendInval, Key: r.msg.Desc.Key}
-			s.env.Post(p, con, &s.op)
+			p.post(con, &s.op)
 		}
 	}
 	imm := rtrswire.Done(r.chunk, errno, r.msg.NeedInval())
@@ -353,5 +358,5 @@ func (p *ServerPath) answer(r *ServerReq, n int, err error) {
 	k.Key, _ = s.env.Grant(p, con, r.Session.chunk(r.chunk), k.Addr)
 	s.op = transport.Op{Kind: transport.OpSendImm, Imm: uint32(imm),
 		Tail: rtrswire.RKeyRsp{BufID: uint16(r.chunk), Key: k.Key}.Append(s.tail[:0])}
-	s.env.Post(p, con, &s.op)
+	p.post(con, &s.op)
 }

@@ -53,7 +53,10 @@ type ServerPath struct {
 	stats    ServerPathStats
 }
 
-type serverCon struct{ *ServerCon }
+type serverCon struct {
+	*ServerCon
+	sends
+}
 
 // farewell is how long a client has to read why it is refused.
 const farewell = 50 * time.Millisecond
@@ -229,12 +232,26 @@ func (p *ServerPath) notice(t rtrswire.Type, errno uint16) {
 // send sends a message on connection 0.
 func (p *ServerPath) send(m []byte) {
 	p.s.op = transport.Op{Kind: transport.OpSend, Tail: m}
-	p.s.env.Post(p, 0, &p.s.op)
+	p.post(0, &p.s.op)
 }
 
 func (p *ServerPath) immediate(conn int, i rtrswire.Imm) {
 	p.s.op = transport.Op{Kind: transport.OpWriteImm, Imm: uint32(i)}
-	p.s.env.Post(p, conn, &p.s.op)
+	p.post(conn, &p.s.op)
+}
+
+// post posts op to connection conn.
+func (p *ServerPath) post(conn int, op *transport.Op) {
+	p.cons[conn].posted++
+	p.s.env.Post(p, conn, op)
+}
+
+// ack answers a HB_MSG of connection conn, now or when the HB_ACK before is sent.
+func (p *ServerPath) ack(conn int) {
+	if con := &p.cons[conn]; con.mayAck() {
+		p.immediate(conn, rtrswire.ImmHeartbeatAck)
+		con.acked = con.posted
+	}
 }
 
 // alive says that conn of p may bring something.
@@ -257,10 +274,19 @@ func (p *ServerPath) Invalidated(now time.Duration, conn int, key uint32, _ int)
 	return err
 }
 
-// Sent takes a call of the link of connection conn to its handler; see Lost. It changes
-// nothing: the data of an answer lies in its chunk, which is used again when its client has
+// Sent takes a call of the link of connection conn to its handler; see Lost. No request waits
+// for it: the data of an answer lies in its chunk, which is used again when its client has
 // the answer, so that the data has come; and the chunks are freed when all links are closed.
-func (p *ServerPath) Sent(time.Duration, int, int) {}
+func (p *ServerPath) Sent(now time.Duration, conn int, n int) {
+	if p.state >= Closing || conn < 0 || conn >= len(p.cons) {
+		return
+	}
+	if p.cons[conn].wasSent(n) {
+		p.s.enter(now)
+		p.ack(conn)
+		p.s.leave()
+	}
+}
 
 // Received takes a call of the link of connection conn to its handler; see Lost.
 func (p *ServerPath) Received(now time.Duration, conn int, data []byte, imm uint32, hasImm bool) (err error) {
@@ -281,6 +307,9 @@ func (p *ServerPath) Received(now time.Duration, conn int, data []byte, imm uint
 
 func (p *ServerPath) message(data []byte) error {
 	t, err := rtrswire.MessageType(data)
+	if err == nil { // FENCE can be asked without end
+		err = p.cons[0].taken(p.s.chunks.Depth)
+	}
 	if err != nil {
 		return err
 	}

@@ -149,7 +149,7 @@ func (e *ServerSession) join(p *ServerPath) {
 		rtrswire.SetGeneration(b, e.generation)
 	}
 	s.op = transport.Op{Kind: transport.OpSend, Data: b}
-	s.env.Post(p, 0, &s.op)
+	p.post(0, &s.op)
 	s.op.Data = nil
 }
 
