@@ -27,6 +27,7 @@ type Common struct {
 
 	// Measured since the beginning.
 
+	Looked  uint64     // messages looked at to find those that peers refuse
 	QueueNs stats.Hist // time datagrams waited before their first byte left
 	RTTNs   stats.Hist // handshake and heartbeat round trips
 

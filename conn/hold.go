@@ -114,9 +114,15 @@ func (c *Conn) PortClear(now time.Duration, port uint16) {
 // move of the lane, which leaves most of the time to others, and ends as soon as it may
 // then. Likewise the messages that wait for a peer are spread over the lanes and taken back
 // again with each incarnation of the peer.
+//
+// A hold that begins looks at all that is out besides, whatever is held: with more than
+// outFew messages out, which only a peer has that grants more than rdsd does, outCost of them count
+// as one that is moved.
 const (
 	heldFew  = 256
 	moveTime = time.Microsecond
+	outFew   = 8192
+	outCost  = 32
 )
 
 // errRestarts is why a lane closes when too many messages wait for the peer to be moved to
@@ -129,7 +135,11 @@ func (p *Lane) tryResume(now time.Duration, port uint16, h *hold) {
 	if h.out > 0 || p.c.owner.Congested(port) {
 		return
 	}
-	if n := h.back.messages + h.kept.messages; n > heldFew {
+	n := h.back.messages + h.kept.messages
+	if out := p.unacked.messages + p.inwrite.messages + p.retrans.messages; out > outFew {
+		n += out / outCost
+	}
+	if n > heldFew {
 		if now < p.moveAt || p.late { // a port that was late before has its turn first
 			p.late = true
 			p.c.rearm(p.moveAt)
@@ -208,24 +218,72 @@ func (p *Lane) onRefusal(now time.Duration, r wire.Refusal) error {
 		p.lateRef = append(p.lateRef, r)
 		return nil
 	}
-	// If a link was lost since it was sent, it stands in retrans. If it is in neither list
-	// it was given up meanwhile (giveUp), and no socket waits for its outcome.
-	for _, l := range []*list{&p.unacked, &p.retrans} {
-		found := false
-		// All that left in that frame (join.go).
-		l.each(func(m *Msg) bool {
-			if m.seq != r.Seq || m.Kind != MsgData {
-				return false
-			}
-			found = true
-			p.refusedMsg(now, m, r.Reason)
-			return true
-		})
-		if found {
-			break
+	if r.Seq <= p.search.last {
+		if p.search.backs++; p.search.backs > maxBacks {
+			return errRefusedBack
 		}
 	}
+	l, m := p.sentAs(r.Seq)
+	// All that left in that frame (join.go).
+	for m != nil && m.seq == r.Seq && m.Kind == MsgData {
+		next := m.next
+		l.remove(m)
+		p.refusedMsg(now, m, r.Reason)
+		m = next
+	}
+	p.search.from(m, r.Seq)
 	return nil
+}
+
+// search is where the search for refused messages goes on. A peer decides how many it
+// refuses, at 12 bytes each, and each search from the beginning would cost as much as is
+// unacknowledged. The refusals of a peer that keeps to the rules rise with the sequences, so
+// that all of them together cost one walk over the list.
+type search struct {
+	at    *Msg   // the message behind the last one refused, if it still is what it was
+	seq   uint64 // its sequence then
+	last  uint64 // that was refused
+	backs int    // refusals of this link that were not above the one before
+}
+
+// maxBacks is how many refusals of a link may be out of order.
+const maxBacks = 64
+
+var errRefusedBack = errors.New("it refuses messages in no order")
+
+// from has the search go on at m, or at the beginning if m is nil.
+func (s *search) from(m *Msg, last uint64) {
+	// Messages of our own do not know their lane.
+	for m != nil && m.Kind != MsgData {
+		m = m.next
+	}
+	if s.at, s.seq, s.last = m, 0, last; m != nil {
+		s.seq = m.seq
+	}
+}
+
+// sentAs finds the message with sequence seq, the first if several left in one frame, or the
+// first behind where it would be; and the list that it stands in. If a link was lost since it
+// was sent, it stands in retrans. If it is in neither list it was given up meanwhile (giveUp),
+// and no socket waits for its outcome.
+func (p *Lane) sentAs(seq uint64) (*list, *Msg) {
+	for _, l := range [...]*list{&p.unacked, &p.retrans} {
+		if l.tail == nil || l.tail.seq < seq {
+			continue
+		}
+		in, m := inSent, l.head
+		if l == &p.retrans {
+			in = inRetrans
+		}
+		if at := p.search.at; at != nil && at.where == in && at.slot == p.slot && at.seq == p.search.seq && at.seq <= seq && at.seq > 0 {
+			m = at
+		}
+		for ; m != nil && m.seq < seq; m = m.next {
+			p.c.com.Looked++
+		}
+		return l, m
+	}
+	return nil, nil
 }
 
 func (p *Lane) refusedMsg(now time.Duration, m *Msg, why wire.Reason) {

@@ -135,6 +135,7 @@ type Lane struct {
 	// the peer was quicker than our own write call. Wrote takes them.
 	lateAck uint64
 	lateRef []wire.Refusal
+	search  search // for refused messages
 	// txOff counts the bytes put into batches on this link. Msg.end is such an offset;
 	// a kernel peer's TCP acknowledges by it (net/rds/tcp_send.c, rds_tcp_is_acked).
 	txOff   uint64
@@ -479,6 +480,7 @@ func (p *Lane) established(now time.Duration) {
 	p.paused, p.again = false, false
 	p.sinceAck.frames, p.sinceAck.bytes = 0, 0
 	p.probed, p.answer, p.heard, p.seqOwner, p.toldPending = false, false, false, nil, nil
+	p.search.backs = 0
 	p.c.allow()
 	if p.c.kind.kernel() && !p.c.may().get {
 		// A rule has changed: the next peer that connects shows its kind again.

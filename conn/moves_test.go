@@ -194,3 +194,42 @@ func TestNothingIsHeldAfterCancel(t *testing.T) {
 		t.Errorf("what is sent next does not leave: %d queued, %d held", p.queue.n, w.c.Held())
 	}
 }
+
+// TestMovesBesideMuch: with very much out, small holds too are put back in turns, because each that
+// begins anew looks at all that is out.
+func TestMovesBesideMuch(t *testing.T) {
+	const out, ports, flips = outFew + 800, 20, 10
+	w, p := muchOut(t, out)
+	for port := range uint16(ports) {
+		w.peerMap.Set(6000+port, true)
+		w.send(4000, 6000+port, 10, false)
+	}
+	w.settle()
+	if len(p.holds) != ports {
+		t.Fatalf("%d ports are held for", len(p.holds))
+	}
+	before, begun := w.ctr.HoldResume, w.now
+	for range flips {
+		w.now += 10 * time.Microsecond
+		for port := uint16(6000); port < 6000+ports; port++ { // clear and congested again in one read
+			w.peerMap.Set(port, false)
+			w.c.PortClear(w.now, port)
+			w.peerMap.Set(port, true)
+		}
+		w.settle()
+	}
+	most := uint64((w.now-begun)/(out/outCost*moveTime)) + 1
+	if moves := w.ctr.HoldResume - before; moves > most {
+		t.Errorf("%d holds put back in %v, want %d at the most", moves, w.now-begun, most)
+	}
+	for port := uint16(6000); port < 6000+ports; port++ {
+		w.peerMap.Set(port, false)
+		w.c.PortClear(w.now, port)
+	}
+	w.settle()
+	w.advance(ports * out / outCost * moveTime)
+	if len(p.holds) != 0 {
+		t.Errorf("%d ports are held for when all have been clear for long", len(p.holds))
+	}
+	w.take()
+}

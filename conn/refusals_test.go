@@ -139,3 +139,76 @@ func TestRefusalsIntoLittleRoom(t *testing.T) {
 		}
 	}
 }
+
+// muchOut is a world with n datagrams out, to port 5000 and unacknowledged, and a peer that grants
+// as many credits as can be granted.
+func muchOut(t *testing.T, n int) (*world, *Lane) {
+	w := newWorld(t, "10.0.0.2", "10.0.0.1", func(c *Config) { c.CreditLog2, c.Lanes = 14, 1 })
+	for _, s := range []string{"accept 40000", "recv 0 probe seq=1 npaths=1 hello=77/1/20", "recv 0 answer received=0 npaths=1 hello=77/1/20"} {
+		w.step(strings.Fields(s))
+		w.settle()
+	}
+	for i := range n {
+		w.send(4000, 5000, 10, false)
+		if i%100 == 0 {
+			w.settle()
+			w.take()
+		}
+	}
+	w.settle()
+	w.take()
+	p := w.c.lanes[0]
+	if p.unacked.messages < n { // and our handshake
+		t.Fatalf("%d of %d are out", p.unacked.messages, n)
+	}
+	return w, p
+}
+
+// TestRefusalsOneByOne: each of many refusals is found without a walk over all that is out.
+func TestRefusalsOneByOne(t *testing.T) {
+	const out = 10000
+	w, p := muchOut(t, out)
+	last := p.unacked.tail.seq
+	first := last - out + 1
+	seq := uint64(2)
+	refuse := func(refused ...uint64) error {
+		var l []string
+		for _, s := range refused {
+			l = append(l, fmt.Sprintf("%d:no-port", s))
+		}
+		err := w.recvOne(p, fmt.Sprintf("refuse %s seq=%d csum ack=1", strings.Join(l, ","), seq))
+		seq++
+		w.settle()
+		w.take()
+		return err
+	}
+	for i := uint64(out / 2); i < out-10; i += 5 {
+		if err := refuse(first+i, first+i+2); err != nil {
+			t.Fatal(err)
+		}
+		if i%1000 == 0 { // the beginning of the list goes, and the search goes on where it was
+			if err := w.recvOne(p, fmt.Sprintf("ack ack=%d csum", first+i/10)); err != nil {
+				t.Fatal(err)
+			}
+			w.take()
+		}
+	}
+	if looked := w.com.Looked; looked > 2*out {
+		t.Errorf("%d messages were looked at for 2000 refusals of %d that are out", looked, out)
+	}
+	if n := p.unacked.messages; n > out-2000+10 {
+		t.Errorf("%d of %d are out still", n, out)
+	}
+	// In no order they are taken too, but few.
+	for i := range maxBacks {
+		if err := refuse(last - 1000 - 5*uint64(i)); err != nil {
+			t.Fatalf("refusal %d: %v", i, err)
+		}
+	}
+	if err := refuse(last - 2000); !errors.Is(err, errRefusedBack) {
+		t.Errorf("one more in no order: %v", err)
+	}
+	if p.state == Up {
+		t.Error("the link is still there")
+	}
+}
