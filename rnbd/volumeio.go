@@ -23,6 +23,8 @@ type call struct {
 	r      *blk.Request
 	v      *Volume
 	left   int           // pieces that are not done
+	out    int           // those that were started; at most maxPieces
+	rest   *piece        // the others
 	err    error         // the first there was
 	store  bool          // it came from the store behind the volume
 	wrote  uint64        // of a flush: v.wrote when it came
@@ -67,10 +69,15 @@ func (v *Volume) Submit(now time.Duration, batch []*blk.Request) {
 
 // start carries the call out from its beginning.
 func (k *call) start(now time.Duration) {
-	k.left, k.losses = 1, k.v.losses
+	k.left, k.out, k.losses = 1, 1, k.v.losses
 	k.first.call, k.first.off, k.first.n = k, k.r.Off, k.r.Len
 	k.v.start(now, &k.first)
 }
+
+// maxPieces is how many pieces of a request are under way or held. The server says how much it
+// takes at once: one that says a block would otherwise have this side make a message for each
+// block of a discard of gigabytes.
+const maxPieces = 1024
 
 // check tells why a request fails at once.
 func (v *Volume) check(now time.Duration, r *blk.Request) error {
@@ -118,8 +125,46 @@ func (v *Volume) start(now time.Duration, p *piece) {
 		if rest == nil {
 			return
 		}
+		if k := rest.call; k.out >= maxPieces {
+			rest.next, k.rest = k.rest, rest
+			return
+		}
+		rest.call.out++
 		p = rest
 	}
+}
+
+// further starts the next piece of k, if one waits for the end of another; after an error none
+// is worth a message.
+func (k *call) further() {
+	c := k.v.c
+	for k.rest != nil && (k.err != nil || k.out < maxPieces) {
+		p := k.rest
+		k.rest, p.next = p.next, nil
+		if k.err == nil {
+			k.out++
+			c.startAgain(p)
+			continue
+		}
+		k.left--
+		c.unused(p)
+	}
+}
+
+// startAgain has p started when no function on the stack walks a list of the session (restart).
+func (c *Client) startAgain(p *piece) {
+	if p.next = nil; c.again == nil {
+		c.again = p
+	} else {
+		c.last.next = p
+	}
+	c.last = p
+}
+
+// unused keeps p, which is not the first of its call, for another.
+func (c *Client) unused(p *piece) {
+	p.call = nil
+	p.next, c.pieces = c.pieces, p
 }
 
 func (c *Client) newPiece(k *call) *piece {
@@ -186,13 +231,7 @@ func (c *Client) donePiece(now time.Duration, p *piece) {
 	// It came back unsent because its volume is not open in this generation, or takes less at
 	// once. It is started later, because the session's list is being walked.
 	if err == errAgain {
-		p.next = nil
-		if c.again == nil {
-			c.again = p
-		} else {
-			c.last.next = p
-		}
-		c.last = p
+		c.startAgain(p)
 		return
 	}
 	if answeredBy(err) {
@@ -222,10 +261,11 @@ func (p *piece) end(now time.Duration, err error) {
 	// The caller's memory: nothing of ours may reach it once it is complete.
 	p.req.Data = nil
 	if p != &k.first {
-		p.call = nil
-		p.next, c.pieces = c.pieces, p
+		c.unused(p)
 	}
-	if k.left--; k.left > 0 {
+	k.left--
+	k.out--
+	if k.further(); k.left > 0 {
 		return
 	}
 	r, v := k.r, k.v

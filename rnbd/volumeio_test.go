@@ -5,6 +5,7 @@ import (
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/rtrs"
 	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
 )
 
@@ -64,6 +65,57 @@ func TestLargeDiscard(t *testing.T) {
 	}
 	if got, want := d.asked(), "discard 0+4294966784, discard 4294966784+4294966784, discard 8589933568+1073742848"; got != want {
 		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// TestTinyPieces: of a server that takes little at once few messages are made at a time, however
+// long the request is, and none after an error.
+func TestTinyPieces(t *testing.T) {
+	const pieces = 5 * maxPieces
+	info := cached
+	info.Size, info.MaxDiscard = 64<<20, 4096
+	d := newRecorder(info)
+	w := newWorld(t, ServerConfig{})
+	w.noLog = true
+	w.export(&Export{Name: "d", Device: d})
+	e := w.client("c")
+	v := e.mustMap("d", rw)
+	ops := func() int {
+		n := len(d.log)
+		d.log = nil
+		return n
+	}
+	most := 0
+	w.sent = func(*end, *rtrs.Req) {
+		sent, held := v.Inflight()
+		most = max(most, sent+held)
+	}
+	if err := e.do(v, &blk.Request{Op: blk.OpDiscard, Off: 4096, Len: pieces * 4096}); err != nil {
+		t.Fatal(err)
+	}
+	if n := ops(); most != maxPieces || n != pieces {
+		t.Errorf("%d pieces of %d under way, and %d carried out", most, pieces, n)
+	}
+	// Cut anew when the session was lost.
+	e.cut()
+	done := e.submit(v, &blk.Request{Op: blk.OpDiscard, Len: pieces * 4096})
+	e.connect()
+	if n := ops(); n != pieces || !*done {
+		t.Errorf("%d pieces of %d after a cut, done: %v", n, pieces, *done)
+	}
+	if err := d.shrink(8192); err != nil {
+		t.Fatal(err)
+	}
+	wantErr(t, "over the end of a volume that has shrunk", e.do(v, &blk.Request{Op: blk.OpDiscard, Len: pieces * 4096}), blk.ErrRange)
+	if n := ops(); n > 2*maxPieces {
+		t.Errorf("%d pieces carried out after an error", n)
+	}
+	if sent, held := v.Inflight(); sent+held != 0 {
+		t.Errorf("%d sent, %d held", sent, held)
+	}
+	// The pieces are used again for others.
+	if err := e.do(v, &blk.Request{Op: blk.OpDiscard, Len: 8192}); err != nil || ops() != 2 {
+		t.Errorf("after all that: %v", err)
 	}
 }
 
