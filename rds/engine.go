@@ -142,6 +142,8 @@ type Engine struct {
 	cnotes  []Notice // not taken yet, if watched
 	watched bool     // the shell wants Notices
 
+	answerAt time.Duration // before when no peer is told who reads a port
+
 	// Monitors of congestion.
 
 	monitors []*Socket

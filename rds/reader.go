@@ -22,6 +22,9 @@ const (
 	// answerLook bounds the datagrams of one queue that an answer looks at. In a long queue
 	// so many show the senders that fill it as well as all of them.
 	answerLook = 4096
+	// answerTime is how long no peer is answered for each datagram that was looked at: much longer
+	// than the look takes, because any number of peers may ask.
+	answerTime = time.Microsecond
 )
 
 // AskReaders asks the peers that are another rdsd about their congested ports which
@@ -74,16 +77,18 @@ func (pe *Peer) readerTold(now time.Duration, payload []byte) error {
 // tellReaders tells the peer which process reads each of our congested ports and which
 // senders fill it.
 func (pe *Peer) tellReaders(now time.Duration, payload []byte) error {
-	soon := now-pe.asking < answerEvery
+	e := pe.e
+	soon := now-pe.asking < answerEvery || now < e.answerAt
 	if !soon {
 		pe.asking = now
 	}
 	// Parsed also when no answer is due: a message that breaks the rules ends the link.
 	return wire.ParsePorts(payload, func(port uint16) {
-		s := pe.e.socks[port]
+		s := e.socks[port]
 		if soon || s == nil || !s.congested {
 			return
 		}
+		e.answerAt = max(e.answerAt, now) + time.Duration(min(s.unread, answerLook))*answerTime
 		r := wire.Reader{Port: port, UID: s.opt.UID, PID: s.opt.PID, Queued: uint64(s.queued), Label: s.opt.Label}
 		for _, c := range s.culprits(wire.MaxFillers, answerLook) {
 			r.Fillers = append(r.Fillers, wire.Filler{Source: c.Source, Datagrams: uint32(min(c.N, math.MaxUint32)), Bytes: uint64(c.Bytes)})

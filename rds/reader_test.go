@@ -105,6 +105,44 @@ func TestReaderIsTold(t *testing.T) {
 	}
 }
 
+// Answers to all peers together take a small part of the time: while one that cost much is not
+// long ago, others have none.
+func TestReadersOfManyPeers(t *testing.T) {
+	w := newPair(t)
+	s, _ := w.a.Bind(5000, SocketOptions{})
+	r, _ := w.b.Bind(4000, SocketOptions{RcvBufBytes: 4096})
+	for range 200 {
+		if err := s.Send(w.now, r.Addr(), nil, 0, Quiet); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.run()
+	congest(t, w, s, r.Addr())
+	ask := func(from string) time.Duration {
+		pe, err := w.b.Peer(netip.MustParseAddr(from))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := pe.tellReaders(w.now, wire.AppendPorts(nil, []uint16{4000, 4001})); err != nil {
+			t.Fatal(err)
+		}
+		return w.b.answerAt
+	}
+	first := ask("10.7.0.1")
+	if pause := first - w.now; pause < 200*answerTime {
+		t.Fatalf("a pause of %v after an answer for which 200 datagrams were looked at", pause)
+	}
+	for _, from := range []string{"10.7.0.2", "10.7.0.3"} {
+		if at := ask(from); at != first {
+			t.Errorf("%s has an answer in the pause", from)
+		}
+	}
+	w.now = first
+	if ask("10.7.0.4") == first {
+		t.Error("no answer behind the pause")
+	}
+}
+
 // A peer that tells of ports nobody asked about has no place for it here.
 func TestReaderOfNoConcern(t *testing.T) {
 	w := newPair(t)
