@@ -121,8 +121,7 @@ var _ Guarded = (*Regions)(nil)
 type OneSided interface {
 	// Start begins to read and to call h, which is not called before. The peer sends at most
 	// recvBytes bytes at once: a longer send may end the link, because no receive is posted
-	// for it. (TCP posts none, and takes any up to MaxSend.) Of two calls the second has no
-	// effect.
+	// for it. (TCP posts none; there it does end it.) Of two calls the second has no effect.
 	Start(h OneSidedHandler, recvBytes int)
 	// Grant lets the peer write p, at the address at where it is not 0, until key is revoked.
 	// The key is good for a write that the peer makes after it has seen anything that was

@@ -120,6 +120,33 @@ func TestRegionsGrowAndShrink(t *testing.T) {
 	}
 }
 
+// TestSendBeyondTheExpected: a send that is longer than its receiver expects ends the link with its
+// header, before there is memory for it.
+func TestSendBeyondTheExpected(t *testing.T) {
+	for _, kind := range []OpKind{OpSend, OpSendImm, OpSendInval} {
+		for _, most := range []int{0, 8, MaxSend} {
+			d := NewRegions([32]byte{3})
+			key, _ := d.Register(make([]byte, 100))
+			r := NewTagReader(d, 1, new(SentCount))
+			r.Start(&tagLog{})
+			r.Expect(most)
+			b := make([]byte, TagLen+most)
+			(&Tag{Kind: kind, Seq: 1, Key: key, Len: uint32(most)}).Put(b)
+			if err := r.Feed(b); err != nil {
+				t.Fatalf("%v of %d bytes where so many are expected: %v", kind, most, err)
+			}
+			if most == MaxSend {
+				continue
+			}
+			(&Tag{Kind: kind, Seq: 2, Key: key, Len: uint32(most) + 1}).Put(b[:TagLen])
+			if err := r.Feed(b[:TagLen]); !errors.As(err, new(*TagError)) || r.Partial() {
+				t.Errorf("%v of a byte more than %d: %v, memory for it: %v", kind, most, err, r.Partial())
+			}
+			r.Close()
+		}
+	}
+}
+
 func TestRevokeWhileBusy(t *testing.T) {
 	d := NewRegions([32]byte{2})
 	mem := make([]byte, 100)

@@ -1,6 +1,10 @@
 package transport
 
-import "github.com/rdsd/rdsd/internal/buf"
+import (
+	"fmt"
+
+	"github.com/rdsd/rdsd/internal/buf"
+)
 
 // LargeLen is the size in bytes from which a tagged frame's payload is worth a
 // system call of its own that reads it to where it belongs.
@@ -24,6 +28,7 @@ type TagReader struct {
 	h      OneSidedHandler
 	count  *SentCount
 	seq    uint32 // of the next frame
+	most   uint32 // bytes of a send
 
 	hdr    [TagLen]byte
 	nhdr   int
@@ -39,8 +44,12 @@ type TagReader struct {
 // NewTagReader makes the reader of a link in domain, that posts what count counts. seq is
 // the number of the first frame.
 func NewTagReader(domain *Regions, seq uint32, count *SentCount) TagReader {
-	return TagReader{domain: domain, seq: seq, count: count}
+	return TagReader{domain: domain, seq: seq, count: count, most: MaxSend}
 }
+
+// Expect bounds the sends that are taken (OneSided.Start). Memory for one is taken when its
+// header has come, on as many links as a peer may make.
+func (r *TagReader) Expect(recvBytes int) { r.most = uint32(min(max(recvBytes, 0), MaxSend)) }
 
 // Start sets the handler to call.
 func (r *TagReader) Start(h OneSidedHandler) { r.h = h }
@@ -169,6 +178,9 @@ func (r *TagReader) begin(p []byte) (n int, err error) {
 		r.region, r.dst = g, dst
 		return n, r.Filled(n)
 	case OpSend, OpSendImm, OpSendInval:
+		if t.Len > r.most {
+			return 0, &TagError{fmt.Sprintf("it announces a send of %d bytes; at most %d are taken on this link", t.Len, r.most)}
+		}
 		// The whole payload is in the staging buffer, and is handed out there.
 		if int(t.Len) <= len(p) {
 			return int(t.Len), r.sent(p[:t.Len:t.Len])

@@ -222,6 +222,7 @@ func (l *link) Start(h transport.OneSidedHandler, recvBytes int) {
 		return
 	}
 	l.in.Start(l.h)
+	l.in.Expect(recvBytes)
 	l.e.Readable = l.readable
 	l.later(l.readable) // bytes that came before
 }

@@ -73,8 +73,7 @@ func newOneSided(d *Domain, nc *net.TCPConn) (*OneSided, error) {
 	return l, nil
 }
 
-// Start begins to read. There is nothing to be done for sends of recvBytes bytes: any up to
-// transport.MaxSend are read.
+// Start begins to read. A send of more than recvBytes bytes ends the link.
 func (l *OneSided) Start(h transport.OneSidedHandler, recvBytes int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -88,6 +87,7 @@ func (l *OneSided) Start(h transport.OneSidedHandler, recvBytes int) {
 		return
 	}
 	l.in.Start(h)
+	l.in.Expect(recvBytes)
 	if err := l.wait(); err != nil {
 		l.fail(err)
 	}
