@@ -114,7 +114,12 @@ func (v *Volume) start(now time.Duration, p *piece) {
 			return
 		}
 		var rest *piece
-		if most := v.most(p.call.r.Op); p.n > most {
+		most := v.most(p.call.r.Op)
+		if most == 0 && p.n > 0 { // what it offered when the request came it does not offer any more
+			p.end(now, rdserr.With(blk.ErrNotSupported, "volume %q: the server cannot %v any more", v.name, p.call.r.Op))
+			return
+		}
+		if p.n > most {
 			rest = c.newPiece(p.call)
 			rest.off, rest.n = p.off+most, p.n-most
 			p.n = most

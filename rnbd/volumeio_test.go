@@ -119,6 +119,46 @@ func TestTinyPieces(t *testing.T) {
 	}
 }
 
+// TestOfferedNoMore: a request that waits for a server which then comes back without the operation
+// fails, and is not cut into pieces of nothing without end.
+func TestOfferedNoMore(t *testing.T) {
+	for _, op := range []blk.Op{blk.OpDiscard, blk.OpWriteZeroes} {
+		t.Run(op.String(), func(t *testing.T) {
+			w := newWorld(t, ServerConfig{})
+			d := newRecorder(cached)
+			w.export(&Export{Name: "d", Device: d})
+			e := w.client("c")
+			v := e.mustMap("d", rw)
+			e.cut()
+			r := &blk.Request{Op: op, Len: 1 << 20}
+			done := e.submit(v, r)
+			info := *d.Info()
+			info.MaxDiscard, info.MaxWriteZeroes = 0, 0
+			d.SetInfo(&info)
+			pieces := 0
+			w.sent = func(_ *end, r *rtrs.Req) {
+				if _, ok := r.Ctx.(*piece); !ok {
+					return
+				}
+				if pieces++; pieces > 10 {
+					t.Fatal("it is sent without end")
+				}
+			}
+			e.connect()
+			if !*done {
+				t.Fatal("it is not done")
+			}
+			wantErr(t, "of a server that cannot any more", r.Err, blk.ErrNotSupported)
+			if sent, held := v.Inflight(); sent+held+pieces != 0 {
+				t.Errorf("%d sent, %d held, %d were sent", sent, held, pieces)
+			}
+			if err := e.write(v, 0, 1, 4096, 0); err != nil {
+				t.Errorf("a write after that: %v", err)
+			}
+		})
+	}
+}
+
 // TestInfo: what the client makes of what a server says.
 func TestInfo(t *testing.T) {
 	good := describe(&cached, 7)
