@@ -132,3 +132,31 @@ func TestOneConnectionHangs(t *testing.T) {
 		}
 	}
 }
+
+// TestLittleRoomForHeaders: a server whose chunks have no room for the headers of a request is not
+// connected to: its numbers would have a request laid out beyond its chunk.
+func TestLittleRoomForHeaders(t *testing.T) {
+	for _, c := range []struct {
+		hdr uint32
+		ok  bool
+	}{{minHdr, true}, {minHdr - 1, false}, {rtrswire.ReadLen + rtrswire.DescLen, false}} {
+		f := newFakeClient(t, ClientConfig{})
+		p := f.add(1)
+		chunks := chunksOf(4, 64, c.hdr)
+		if c.ok {
+			f.connect(p, chunks, ours, 7)
+		} else if p.Dialed(f.now, 0, rsp(chunks, ours)); p.State() != Closing {
+			// What would come of it.
+			f.connect(p, chunks, ours, 7)
+		}
+		if p.State() == Connected {
+			r := &Req{Op: Read, Usr: make([]byte, MaxUsr), Data: make([]byte, 64)}
+			if err := f.c.Submit(f.now, r); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, violated := lastEvent(f.events, EventViolation); violated == c.ok {
+			t.Errorf("%d bytes for headers: a violation %v, the path is %v", c.hdr, violated, p.State())
+		}
+	}
+}

@@ -232,6 +232,10 @@ func (p *ClientPath) Dialed(now time.Duration, conn int, rsp []byte) {
 		// counts.
 		p.chunks, err = r.Chunks()
 		p.flags = r.Flags
+		// Requests are laid out without asking again whether their headers fit.
+		if err == nil && p.chunks.MaxHdr < minHdr {
+			err = fmt.Errorf("%w: its chunks have %d bytes for headers, a request may need %d", ErrProtocol, p.chunks.MaxHdr, minHdr)
+		}
 	}
 	if err != nil {
 		p.violation(err)

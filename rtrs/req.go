@@ -19,6 +19,9 @@ const (
 // behind it, it is the tail of one write.
 const MaxUsr = 488
 
+// minHdr is how many bytes of a chunk a request's headers may need. Any server has more.
+const minHdr = MaxUsr + rtrswire.ReadLen + rtrswire.DescLen
+
 // Req is one request of a client. The caller owns the memory, fills the first
 // part in, and may use it again when it is done; it is not copied meanwhile.
 // The zero value of the rest is right.
