@@ -108,7 +108,7 @@ func (t *callTable) wrap(c net.Conn, id config.Identity, account *quota.Account,
 
 // Read charges what it brings before the server has it.
 func (c *callConn) Read(p []byte) (int, error) {
-	n, err := c.Conn.Read(p[:c.keepPace(len(p))])
+	n, err := c.Conn.Read(p[:c.mayRead(len(p))])
 	if n == 0 {
 		return n, err
 	}
@@ -116,9 +116,8 @@ func (c *callConn) Read(p []byte) (int, error) {
 	c.last = time.Now()
 	c.cost = 0
 	c.in.feed(p[:n], c.begin, c.body, c.end)
-	if c.called = c.cost > 0; c.called && c.table.perSecond != nil {
-		c.pace.pay(c.cost, c.table.perSecond(), c.last)
-	}
+	c.called = c.cost > 0
+	cost := c.cost
 	no := c.bad
 	if no == nil {
 		if no = c.take(); no != nil {
@@ -126,6 +125,9 @@ func (c *callConn) Read(p []byte) (int, error) {
 		}
 	}
 	c.mu.Unlock()
+	if no == nil && cost > 0 && c.table.perSecond != nil {
+		no = c.keepPace(cost)
+	}
 	if no != nil {
 		c.table.refuse(c, no)
 		return 0, no

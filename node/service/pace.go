@@ -1,6 +1,7 @@
 package service
 
 import (
+	"net"
 	"sync"
 	"time"
 )
@@ -11,6 +12,10 @@ import (
 // a user together: twice the calls it may make. Who goes faster is held up by its
 // own socket, and what others of the node want has the processor meanwhile. Whoever
 // sends messages and no calls is never held up.
+//
+// What was read is handed on when all that the user's connections brought before is paid for. To
+// wait before the next read instead would let the first read of each connection pass, which has room
+// for thousands of calls, and a user may connect as often as it likes.
 
 // What a frame costs, in parts of a call. gRPC's clients ping once a round trip to
 // find out how much fits into it, so pings are cheap here.
@@ -42,27 +47,40 @@ func callTime(perSecond float64) time.Duration {
 	return time.Duration(float64(time.Second) / (paceTimes * max(perSecond, paceLeast)))
 }
 
-// pay adds the cost of what was read.
-func (p *pace) pay(cost int, perSecond float64, now time.Time) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.paid.Before(now) {
-		p.paid = now
-	}
-	p.paid = p.paid.Add(time.Duration(cost) * callTime(perSecond) / paceCall)
-}
-
-// due is how long nothing more of the kind is to be read.
-func (p *pace) due(perSecond float64, now time.Time) time.Duration {
+// pay adds the cost of what was read, and returns how long it waits for what was read before.
+func (p *pace) pay(cost int, perSecond float64, now time.Time) (wait time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	// Of one who has paid nothing yet the time is the zero one, from which to now is more than
 	// a Duration holds.
+	if p.paid.Before(now) {
+		p.paid = now
+	}
+	wait = p.paid.Sub(now) - paceBurst*callTime(perSecond)
+	p.paid = p.paid.Add(costTime(cost, perSecond))
+	return wait
+}
+
+// refund takes back the cost of what was read and is handed on to nobody.
+func (p *pace) refund(cost int, perSecond float64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.paid = p.paid.Add(-costTime(cost, perSecond))
+}
+
+// due is how long it is until all that was read is paid for but a burst.
+func (p *pace) due(perSecond float64, now time.Time) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	owed := time.Duration(0)
 	if p.paid.After(now) {
 		owed = p.paid.Sub(now)
 	}
 	return owed - paceBurst*callTime(perSecond)
+}
+
+func costTime(cost int, perSecond float64) time.Duration {
+	return time.Duration(cost) * callTime(perSecond) / paceCall
 }
 
 // paces are those of the users that have connections.
@@ -118,18 +136,29 @@ func costOf(f *frames, size int) int {
 	return paceSmall
 }
 
-// keepPace waits while the client's user is ahead of what it may have read of calls.
-// Only a connection whose last read had some waits. It returns how much may be read.
-func (c *callConn) keepPace(most int) int {
+// mayRead is how much of a buffer of most bytes is read at once.
+func (c *callConn) mayRead(most int) int {
 	if c.table.perSecond == nil || !c.called {
 		return most
 	}
-	for {
-		d := c.pace.due(c.table.perSecond(), time.Now())
-		if d <= 0 || c.closed() { // then the read says so
-			return min(most, paceRead)
+	return min(most, paceRead)
+}
+
+// keepPace waits, with calls that were read, until what their user had read before is paid for.
+// An error: the connection was closed meanwhile.
+func (c *callConn) keepPace(cost int) error {
+	perSecond := c.table.perSecond()
+	now := time.Now()
+	for until := now.Add(c.pace.pay(cost, perSecond, now)); ; now = time.Now() {
+		left := until.Sub(now)
+		if left <= 0 {
+			return nil
 		}
-		time.Sleep(min(d, paceLook))
+		if c.closed() {
+			c.pace.refund(cost, perSecond)
+			return net.ErrClosed
+		}
+		time.Sleep(min(left, paceLook))
 	}
 }
 

@@ -2,7 +2,11 @@ package service
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
 	"log/slog"
+	"net"
+	"sync"
 	"testing"
 	"time"
 
@@ -49,11 +53,7 @@ func TestCallsArePaced(t *testing.T) {
 	a.Close() // to connect anew pays for nothing
 	readAll(t, b, beside)
 	table.sweep(time.Now())
-	// The first read brings what it brings; the next one is after its time.
-	c, more := conn(1, bytes.Repeat(call, 2))
-	more.in = more.in[:len(more.in)-len(call)]
-	readAll(t, c, more)
-	more.in = call
+	c, more := conn(1, call)
 	readAll(t, c, more)
 	if took, least := time.Since(begun), (calls-paceBurst)*time.Second/2000; took < least {
 		t.Errorf("%d calls of a user who may make 1,000 a second were read in %v, not %v and more", calls, took, least)
@@ -72,21 +72,53 @@ func TestCallsArePaced(t *testing.T) {
 func TestPaceEndsWithTheConnection(t *testing.T) {
 	n := quota.New(1<<30, nil)
 	s := &scripted{in: append(make([]byte, prefaceSize), h2frame(frameHeaders, 1, []byte("x"))...)}
-	c := pacedTable(1000).wrap(s, config.Identity{UID: 1}, n.Account(quota.User(1)), func() {})
-	buf := make([]byte, 1<<10)
-	if _, err := c.Read(buf); err != nil {
-		t.Fatal(err)
-	}
+	table := pacedTable(1000)
+	c := table.wrap(s, config.Identity{UID: 1}, n.Account(quota.User(1)), func() {})
 	c.pace.pay(3600*2000*paceCall, 1000, time.Now())
-	done := make(chan struct{})
+	owed := c.pace.due(1000, time.Now())
+	done := make(chan error)
 	go func() { // ends with the read
-		defer close(done)
-		c.Read(buf)
+		n, err := c.Read(make([]byte, 1<<10))
+		if n != 0 {
+			err = fmt.Errorf("%d bytes are handed on", n)
+		}
+		done <- err
 	}()
 	c.Close()
 	select {
-	case <-done:
+	case err := <-done:
+		if !errors.Is(err, net.ErrClosed) {
+			t.Error(err)
+		}
 	case <-time.After(10 * time.Second):
 		t.Fatal("held up for ever")
+	}
+	// What was handed on to nobody is not owed, and is no news for the log.
+	if now := c.pace.due(1000, time.Now()); now > owed || table.count.ClientsRefused.Load() != 0 {
+		t.Errorf("%v are owed, %v were; %d refused", now, owed, table.count.ClientsRefused.Load())
+	}
+}
+
+// TestConnectingAnewIsPaced: as many connections as a user likes, each of which brings many calls
+// with its first read, bring them at the pace of one.
+func TestConnectingAnewIsPaced(t *testing.T) {
+	n := quota.New(1<<30, nil)
+	table := pacedTable(1000)
+	calls := bytes.Repeat(h2frame(frameHeaders, 1, []byte("x")), 100)
+	begun := time.Now()
+	const conns = 5
+	var wg sync.WaitGroup
+	for range conns {
+		s := &scripted{in: append(make([]byte, prefaceSize), calls...)}
+		c := table.wrap(s, config.Identity{UID: 1}, n.Account(quota.User(1)), func() {})
+		wg.Go(func() { // ends with the reads
+			defer c.Close()
+			readAll(t, c, s)
+		})
+	}
+	wg.Wait()
+	// The last one waits for what the others have brought.
+	if took, least := time.Since(begun), (100*(conns-1)-paceBurst)*time.Second/2000; took < least {
+		t.Errorf("%d calls of %d connections were read in %v, not %v and more", 100*conns, conns, took, least)
 	}
 }
