@@ -255,12 +255,18 @@ func (q *Queue) Peek() (next, waiting int) {
 	return c.Peek(), q.s.unread
 }
 
+// keptOutcomes is how long a list of outcomes may be that is used again.
+const keptOutcomes = 4096
+
 // Outcomes appends the outcomes reported since the last call to l.
 func (q *Queue) Outcomes(l []OutcomeRun) []OutcomeRun {
 	s := q.s
 	l = append(l, q.outcomes...)
 	s.spend(-outcomeBytes * len(q.outcomes))
-	q.outcomes = q.outcomes[:0]
+	// A long list is not kept: nobody is charged for it any more.
+	if q.outcomes = q.outcomes[:0]; cap(q.outcomes) > keptOutcomes {
+		q.outcomes = nil
+	}
 	// Fetching them makes room: sends were refused while too many lay here.
 	if s.outcomesN > 0 {
 		s.outcomesN = 0

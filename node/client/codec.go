@@ -9,6 +9,7 @@ import (
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/api/rdsd/v1/fastwire"
 	"github.com/rdsd/rdsd/internal/msgpool"
+	"github.com/rdsd/rdsd/internal/quota"
 )
 
 // The server's codec. The bytes are those of rdsd.proto and the other side
@@ -39,6 +40,9 @@ func (datagramCodec) Marshal(v any) (mem.BufferSlice, error) {
 func (datagramCodec) Unmarshal(data mem.BufferSlice, v any) error {
 	in, ok := v.(*inMsg)
 	if !ok {
+		if err := plain(data.Len()); err != nil {
+			return err
+		}
 		return protoCodec.Unmarshal(data, v)
 	}
 	return in.unmarshal(data)
@@ -47,19 +51,30 @@ func (datagramCodec) Unmarshal(data mem.BufferSlice, v any) error {
 // marshaler is a message that lays itself out.
 type marshaler interface{ marshal() mem.BufferSlice }
 
+// Encoded is a message in its bytes.
+type Encoded []byte
+
+func (e Encoded) marshal() mem.BufferSlice { return mem.BufferSlice{mem.SliceBuffer(e)} }
+
 // inMsg is one message of a client: either batch is set (isBatch) or msg is.
 // It is reused from message to message; release before the next.
 type inMsg struct {
 	isBatch bool
 	batch   inBatch
 	msg     *rdsdv1.ClientMessage
-	buf     mem.Buffer // backs batch.payload; nil when the bytes are the collector's
+	buf     mem.Buffer     // backs batch.payload; nil when the bytes are the collector's
+	account *quota.Account // of the client's user, once its socket is bound
+	paid    int64          // of account, for the lists of batch
 }
 
 func (in *inMsg) unmarshal(data mem.BufferSlice) error {
 	in.isBatch, in.msg = false, nil
 	buf := data.MaterializeToBuffer(msgpool.Pool)
 	p := buf.ReadOnlyData()
+	if read, err := in.admit(p); read || err != nil {
+		buf.Free()
+		return err
+	}
 	if len(p) > 0 && p[0] == fastwire.ClientSend {
 		if body, rest, ok := fastwire.Cut(p[1:]); ok && len(rest) == 0 && in.batch.parse(body) {
 			in.isBatch, in.buf = true, buf
@@ -69,6 +84,7 @@ func (in *inMsg) unmarshal(data mem.BufferSlice) error {
 	defer buf.Free()
 	m := &rdsdv1.ClientMessage{}
 	if err := proto.Unmarshal(p, m); err != nil {
+		in.forget() // whoever receives it does not release it
 		return err
 	}
 	if m.WhichBody() == rdsdv1.ClientMessage_Send_case {
@@ -88,4 +104,5 @@ func (in *inMsg) release() {
 	}
 	in.batch.payload = nil
 	in.msg = nil
+	in.forget()
 }

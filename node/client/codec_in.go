@@ -26,6 +26,9 @@ type inBatch struct {
 	wait     bool
 	timeout  time.Duration
 	later    bool // the result may wait
+
+	refused error // why it was not read, and many is how many datagrams it has
+	many    int
 }
 
 func (b *inBatch) reset() {

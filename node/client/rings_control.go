@@ -44,6 +44,11 @@ type ringControl struct {
 // answered, those to the message that was read last, and what is said of pairs.
 const maxControlOut = maxFlushes + 16 + 4*maxPairs
 
+// maxRingMessage bounds the messages of a client with rings that are read: on the reactor,
+// which a message of a megabyte of small fields would hold up for tens of milliseconds. The
+// largest of them has some 100 bytes.
+const maxRingMessage = 4 << 10
+
 func (c *ringControl) start(r *ringSock, ctl *shm.Control) {
 	c.r, c.ctl = r, ctl
 	c.againFn = c.again
@@ -109,6 +114,9 @@ func (c *ringControl) read(events uint32) {
 		if errors.Is(err, io.EOF) {
 			c.r.close()
 			return
+		}
+		if err == nil && len(b) > maxRingMessage {
+			err = rdserr.With(rdserr.ErrTooLarge, "a message of %d bytes; of a client with rings it has at most %d", len(b), maxRingMessage)
 		}
 		if err == nil {
 			err = unmarshalCopy(b, &c.in)

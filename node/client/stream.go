@@ -59,6 +59,8 @@ type sockStream struct {
 	windowB    int                   // guarded by mu; their payload bytes
 	flushes    map[uint64]*flushCall // guarded by mu; nil when the stream is over
 	flushN     uint64                // guarded by mu
+	heavyB     int64                 // guarded by mu; what heavy replies take that are not written
+	heldB      int64                 // guarded by mu; taken of memory for those, and for outcomes
 }
 
 // maxReplies bounds the replies that wait for a client that does not read; the
@@ -108,6 +110,7 @@ func (f *Front) serveSocket(first Stream, id config.Identity, bound Stream, in *
 	defer s.close()
 	f.deps.Log.Debug("socket bound", "local", s.sock.Addr(), "uid", s.id.UID, "pid", s.id.PID)
 	s.stream = bound
+	in.account = s.memory
 	pool := &outPool{account: s.memory}
 	defer pool.close()
 	s.push.batch.pool = pool
@@ -256,6 +259,8 @@ func (s *sockStream) forget() {
 	s.flushes = nil
 	s.memory.Give(quota.Waiting, s.windowSize)
 	s.windowN, s.windowB, s.windowSize = 0, 0, 0
+	s.memory.Give(quota.Calls, s.heldB)
+	s.heldB = 0
 	s.mu.Unlock()
 	for _, f := range flushes {
 		f.stop()

@@ -51,11 +51,12 @@ func (s *sockStream) answer() error {
 	s.mu.Lock()
 	waiting := len(s.out)
 	all := s.mayWait == waiting && waiting > 0
+	full := waiting > maxReplies || s.heavyB > maxHeavyBytes
 	s.mu.Unlock()
 	switch {
 	case all:
 		return nil
-	case waiting > maxReplies:
+	case full:
 		s.wmu.Lock()
 	case !s.wmu.TryLock():
 		// Whoever holds it may be past its last look: have the pusher look again.
@@ -106,7 +107,7 @@ func (s *sockStream) writeReplies() (did bool, err error) {
 	s.mu.Unlock()
 	for i, m := range p.replies {
 		if err == nil {
-			err = s.stream.SendMsg(m)
+			err = s.sendReply(m)
 		}
 		p.replies[i] = nil
 	}
@@ -120,13 +121,18 @@ func (s *sockStream) writeNews() (more bool, err error) {
 	replies := s.takeNews()
 	for _, m := range replies {
 		if err == nil {
-			err = s.stream.SendMsg(m)
+			err = s.sendReply(m)
 		}
 	}
+	held := s.holdOutcomes()
 	for o := p.outcomes; len(o) > 0 && err == nil; {
 		k := min(len(o), maxOutcomeRuns)
 		err = s.stream.SendMsg(outcomeBatch(o[:k]))
 		o = o[k:]
+	}
+	s.letGo(held)
+	if cap(p.outcomes) > maxOutcomeRuns {
+		p.outcomes = nil
 	}
 	if err != nil || p.got.Len() == 0 {
 		p.got.Release()
@@ -169,7 +175,7 @@ func (s *sockStream) takeSends() (replies []any) {
 	for i := range s.sends {
 		if c := s.sends[i].Batch.(*sendCall); c.decided(&s.sends[i]) {
 			s.releaseWindow(c.bytes, c.datagrams)
-			replies = append(replies, c.result())
+			replies = append(replies, s.heavy(c))
 		}
 		s.sends[i] = rds.SendDone{}
 	}

@@ -15,6 +15,9 @@ import (
 // maxBatchErrors bounds the entries of SendResult.errors that carry a text.
 const maxBatchErrors = 256
 
+// errorBytes is what an entry takes until it is written.
+const errorBytes = 96
+
 // sendCall is a SendBatch whose datagrams are being decided. Its reader fills
 // it in; once some of its datagrams wait, the engine's lock guards it.
 type sendCall struct {
@@ -97,12 +100,22 @@ func (a *sendSlab) end() { *a = sendSlab{} }
 // some of it has to wait.
 func (s *sockStream) send(b *inBatch) {
 	s.front.deps.Count.SendBatches.Add(1)
+	if b.refused != nil {
+		s.refuseBatch(b, b.refused)
+		return
+	}
 	if problem := b.check(); problem != "" {
 		s.refuseBatch(b, rdserr.With(rdserr.ErrInvalid, "%s", problem))
 		return
 	}
 	if err := s.front.sockets.draining(); err != nil {
 		s.refuseBatch(b, err)
+		return
+	}
+	// Errors of many datagrams take more than the batch, and are charged when they are there:
+	// too late to refuse them.
+	if n := len(b.lengths); n > maxBatchErrors && s.memory.Tight(quota.Calls, errorBytes*int64(n)) {
+		s.refuseBatch(b, rdserr.With(rdserr.ErrNoMemory, "there is no memory for what may have to be said of %d datagrams", n))
 		return
 	}
 	if b.wait {
@@ -191,7 +204,7 @@ func (s *sockStream) send(b *inBatch) {
 		if b.later && len(call.errs) == 0 {
 			s.replyLater(call.result())
 		} else {
-			s.reply(call.result())
+			s.reply(s.heavy(&call))
 		}
 	}
 }
@@ -239,7 +252,7 @@ func (b *inBatch) runBytes(i, k int) int {
 
 // refuseBatch answers a batch of which nothing is accepted.
 func (s *sockStream) refuseBatch(b *inBatch, err error) {
-	n := max(1, len(b.lengths))
+	n := max(1, len(b.lengths), b.many)
 	s.front.deps.Count.SendRejected.Add(uint64(n))
 	call := sendCall{id: b.id, errs: []*rdsdv1.SendError{sendError(0, uint32(n), err)}}
 	s.reply(call.result())

@@ -77,13 +77,14 @@ type Front struct {
 	hour     *webpage.Keeper // the last hour of congestion; nil without a Host
 
 	pings, watches, volumeWatches *standing
+	answers                       *answers
 }
 
 // newServices makes the services of a node.
 func New(d Deps) *Front {
 	f := &Front{deps: d, metrics: grpcprom.NewServerMetrics(), health: health.NewServer(),
 		pings: newStanding("pings", maxPings), watches: newStanding("watches of congestion", maxWatches),
-		volumeWatches: newStanding("watches of volumes", maxWatches)}
+		volumeWatches: newStanding("watches of volumes", maxWatches), answers: newAnswers(d.Memory)}
 	f.calls = &callTable{log: d.Log, count: d.Count, conns: map[*callConn]struct{}{}, perSecond: func() float64 {
 		perSecond, _ := d.Limiter.Limits()
 		return float64(perSecond)
@@ -162,6 +163,7 @@ func (f *Front) newServer(register func(grpc.ServiceRegistrar), local bool) *grp
 			auth.UnaryServerInterceptor(withIdentity),
 			callLimit{f.deps.Limiter, f.deps.Count}.unary(),
 			recovery.UnaryServerInterceptor(onPanic),
+			f.answers.unary,
 			pointUnary,
 		),
 		grpc.ChainStreamInterceptor(

@@ -1,0 +1,250 @@
+package client
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/proto"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/client/clienttest"
+	"github.com/rdsd/rdsd/rds"
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// encoded is a message as it comes.
+func encoded(t *testing.T, m proto.Message) mem.BufferSlice {
+	t.Helper()
+	raw, err := proto.Marshal(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return mem.BufferSlice{mem.SliceBuffer(raw)}
+}
+
+// crowd is a batch of n empty datagrams to as many destinations, of which the last is none.
+func crowd(n int) *rdsdv1.SendBatch {
+	s := &rdsdv1.SendBatch{}
+	s.SetId(9)
+	s.SetLength(make([]uint32, n))
+	var ends []*rdsdv1.Endpoint
+	index := make([]uint32, n)
+	for i := range n {
+		ends = append(ends, &rdsdv1.Endpoint{})
+		index[i] = uint32(i)
+	}
+	s.SetDestination(ends)
+	s.SetDestinationIndex(index)
+	return s
+}
+
+func sending(s *rdsdv1.SendBatch) *rdsdv1.ClientMessage {
+	m := &rdsdv1.ClientMessage{}
+	m.SetSend(s)
+	return m
+}
+
+// TestRequestsAreShort: two bytes of a list of messages become a hundred when they are read, so
+// the request of a call, and what a socket asks for beside sending, is short.
+func TestRequestsAreShort(t *testing.T) {
+	for _, c := range []struct {
+		either int
+		ok     bool
+	}{{10_000, true}, {40_000, false}} {
+		r := &rdsdv1.TraceRequest{}
+		for range c.either {
+			r.SetEither(append(r.GetEither(), &rdsdv1.Endpoint{}))
+		}
+		got := &rdsdv1.TraceRequest{}
+		err := datagramCodec{}.Unmarshal(encoded(t, r), got)
+		if c.ok && (err != nil || len(got.GetEither()) != c.either) || !c.ok && (!errors.Is(err, rdserr.ErrTooLarge) || len(got.GetEither()) != 0) {
+			t.Errorf("a request with a list of %d: %v, and %d are read", c.either, err, len(got.GetEither()))
+		}
+	}
+	for _, c := range []struct {
+		bytes int
+		ok    bool
+	}{{maxPlainBytes - 100, true}, {maxPlainBytes, false}} {
+		q := &rdsdv1.CongestedQuery{}
+		q.SetDestination(&rdsdv1.Endpoint{})
+		q.GetDestination().SetAddress(make([]byte, c.bytes))
+		m := &rdsdv1.ClientMessage{}
+		m.SetCongested(q)
+		var in inMsg
+		if err := in.unmarshal(encoded(t, m)); (err == nil) != c.ok || !c.ok && !errors.Is(err, rdserr.ErrTooLarge) {
+			t.Errorf("a question of %d bytes: %v", c.bytes, err)
+		}
+	}
+}
+
+// TestListsAreCharged: the lists of a batch are charged while it is there, and long ones are
+// not kept, whoever read it.
+func TestListsAreCharged(t *testing.T) {
+	const n = maxBatchDatagrams
+	node := quota.New(1<<30, nil)
+	in := inMsg{account: node.Account(quota.User(1))}
+	m := sending(crowd(n))
+	unknown, err := proto.Marshal(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, raw := range map[string]mem.BufferSlice{
+		"by hand": encoded(t, m),
+		// A field that is not known leaves it to package proto.
+		"by protobuf": {mem.SliceBuffer(append(unknown, 0xf8, 0x7f, 1))},
+	} {
+		if err := in.unmarshal(raw); err != nil || !in.isBatch || len(in.batch.dests) != n || in.batch.refused != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		if used := node.Used(); used != n*(2*numberBytes+endBytes) {
+			t.Errorf("%s: %d bytes are charged", what, used)
+		}
+		in.release()
+		if b := &in.batch; node.Used() != 0 || cap(b.dests) > keptEnds || cap(b.lengths) > keptNumbers || cap(b.index) > keptNumbers {
+			t.Errorf("%s: %d bytes stay charged, and %d, %d and %d entries are kept", what, node.Used(), cap(b.dests), cap(b.lengths), cap(b.index))
+		}
+	}
+	// What is short is kept, and costs nothing.
+	if err := in.unmarshal(encoded(t, sending(crowd(100)))); err != nil || node.Used() != 0 {
+		t.Errorf("a short batch: %v, %d bytes are charged", err, node.Used())
+	}
+	if in.release(); cap(in.batch.dests) == 0 {
+		t.Error("short lists are not used again")
+	}
+	// Without memory the batch is refused, and so are all of its datagrams.
+	poor := inMsg{account: quota.New(1<<20, nil).Account(quota.User(1))}
+	if err := poor.unmarshal(encoded(t, m)); err != nil || !poor.isBatch || !errors.Is(poor.batch.refused, rdserr.ErrNoMemory) ||
+		poor.batch.id != 9 || poor.batch.many != n || len(poor.batch.dests) != 0 {
+		t.Errorf("without memory: %v, %v", err, poor.batch.refused)
+	}
+	poor.release()
+	if err := poor.unmarshal(encoded(t, sending(crowd(1)))); err != nil || poor.batch.refused != nil {
+		t.Errorf("the next batch: %v, %v", err, poor.batch.refused)
+	}
+	// A list that no batch can have is not read at all.
+	for what, s := range map[string]func(*rdsdv1.SendBatch){
+		"lengths":      func(s *rdsdv1.SendBatch) { s.SetLength(make([]uint32, maxListed+1)) },
+		"indices":      func(s *rdsdv1.SendBatch) { s.SetDestinationIndex(make([]uint32, maxListed+1)) },
+		"destinations": func(s *rdsdv1.SendBatch) { s.SetDestination(crowd(maxListed + 1).GetDestination()) },
+	} {
+		b := &rdsdv1.SendBatch{}
+		s(b)
+		if err := in.unmarshal(encoded(t, sending(b))); !errors.Is(err, rdserr.ErrTooLarge) || node.Used() != 0 {
+			t.Errorf("too many %s: %v, %d bytes are charged", what, err, node.Used())
+		}
+	}
+}
+
+// TestBatchRefusedWhole: of a batch whose lists cannot be paid for each datagram is refused, and
+// the stream goes on.
+func TestBatchRefusedWhole(t *testing.T) {
+	s, p := waitStream(t, func(netip.AddrPort) []*rdsdv1.ClientMessage { return nil })
+	s.send(&inBatch{id: 9, refused: rdserr.ErrNoMemory, many: 7})
+	said := slices.Clone(s.out)
+	if err := s.answer(); err != nil {
+		t.Fatal(err)
+	}
+	if len(p.given) != 1 || len(said) != 1 {
+		t.Fatalf("given %v, said %v", p.given, said)
+	}
+	if e := said[0].(*rdsdv1.ServerMessage).GetSendResult().GetErrors(); len(e) != 1 || e[0].GetCount() != 7 || e[0].GetErrno() != int32(rdserr.ErrNoMemory.Errno) {
+		t.Errorf("errors %v", e)
+	}
+}
+
+// TestErrorsAreCharged: a batch of which every other datagram fails has an answer that is much
+// larger than it. It is charged until it is written, and whoever does not read is not read.
+func TestErrorsAreCharged(t *testing.T) {
+	s, _ := waitStream(t, func(netip.AddrPort) []*rdsdv1.ClientMessage { return nil })
+	const n = 20_000
+	b := &inBatch{id: 1, lengths: make([]uint32, n), index: make([]uint32, n), dests: make([]rawEndpoint, 2)}
+	b.dests[0].setAddress(s.sock.Addr().Addr().AsSlice())
+	b.dests[0].port = uint32(s.sock.Addr().Port())
+	b.dests[1].setAddress([]byte{1})
+	for i := range b.index {
+		b.index[i] = uint32(i % 2)
+	}
+	calls := func() int64 { return s.front.deps.Memory.Kinds()[quota.Calls].Used }
+	const each = errorBytes * n / 2
+	s.wmu.Lock() // its client does not read
+	s.send(b)
+	if got := calls(); got != each || s.heavyB != each {
+		t.Errorf("an answer with %d errors: %d bytes are charged", n/2, got)
+	}
+	s.send(b)
+	waits := make(chan error, 1)
+	go func() { waits <- s.answer() }() // ends when the client reads
+	select {
+	case err := <-waits:
+		t.Error("with so many answers unread the next message of the client is read")
+		waits <- err
+	case <-time.After(20 * time.Millisecond): // if it is late, the test sees less
+	}
+	s.wmu.Unlock()
+	if err := <-waits; err != nil {
+		t.Fatal(err)
+	}
+	if got := calls(); got != 0 || s.heavyB != 0 {
+		t.Errorf("when all is written, %d and %d bytes are charged", got, s.heavyB)
+	}
+	s.send(b)
+	s.close()
+	if got := calls(); got != 0 {
+		t.Errorf("when it is closed %d bytes are charged", got)
+	}
+	// Who has no memory for what may have to be said does not send so much at once.
+	tight, _ := waitStream(t, func(netip.AddrPort) []*rdsdv1.ClientMessage { return nil })
+	tight.memory.Grow(quota.Calls, tight.front.deps.Memory.Limit())
+	tight.send(b)
+	if call := tight.out[0]; tight.sock.Info().Undecided != 0 || call == nil || tight.heavyB != 0 {
+		t.Errorf("without memory: %v", call)
+	}
+	tight.memory.Give(quota.Calls, tight.front.deps.Memory.Limit())
+}
+
+// TestOutcomesAreCharged: outcomes that were fetched and cannot be written yet are charged, and
+// the list that they were in is not kept.
+func TestOutcomesAreCharged(t *testing.T) {
+	s, _ := waitStream(t, func(netip.AddrPort) []*rdsdv1.ClientMessage { return nil })
+	s.push.outcomes = append(s.push.outcomes, make([]rds.OutcomeRun, maxOutcomeRuns)...)
+	if n := s.holdOutcomes(); n != 0 {
+		t.Errorf("of a short list %d bytes are charged", n)
+	}
+	s.push.outcomes = append(s.push.outcomes, rds.OutcomeRun{})
+	n := s.holdOutcomes()
+	if got := s.front.deps.Memory.Kinds()[quota.Calls].Used; n != outcomeBytes*(maxOutcomeRuns+1) || got != n {
+		t.Errorf("of a long list %d bytes are charged, %d in all", n, got)
+	}
+	s.letGo(n)
+	if got := s.front.deps.Memory.Kinds()[quota.Calls].Used; got != 0 {
+		t.Errorf("%d bytes stay charged", got)
+	}
+}
+
+// TestLargeMessageOfRings: the messages of a client with rings are read on the reactor, so a
+// large one ends it unread.
+func TestLargeMessageOfRings(t *testing.T) {
+	_, cfg := startClients(t)
+	r := clienttest.AttachRing(t, cfg, clienttest.BindTo(cfg.RDS.Addresses[0], 0))
+	defer r.Close()
+	ask := func(bytes int) *rdsdv1.ServerMessage {
+		q := &rdsdv1.CongestedQuery{}
+		q.SetDestination(&rdsdv1.Endpoint{})
+		q.GetDestination().SetAddress(make([]byte, bytes))
+		m := &rdsdv1.ClientMessage{}
+		m.SetCongested(q)
+		r.Ask(t, m)
+		return r.Answer(t)
+	}
+	if a := ask(maxRingMessage - 100); a.GetCongestedResult().GetErrno() != int32(rdserr.ErrInvalid.Errno) {
+		t.Errorf("a message of less than %d bytes: %v", maxRingMessage, a)
+	}
+	if a := ask(maxRingMessage); a.GetClosing().GetErrno() != int32(rdserr.ErrTooLarge.Errno) {
+		t.Errorf("a larger one: %v", a)
+	}
+}

@@ -1,0 +1,152 @@
+package service
+
+import (
+	"context"
+	"runtime"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/client"
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// A question of a few bytes can have an answer of megabytes, and whoever asks need not read it:
+// gRPC takes an answer whole and keeps it until its client has given window for the last
+// byte. So a user has so many answers made at a time, each of which is a tree of messages
+// first, and is charged for those that are large as long as their bytes are in memory. When that
+// is over gRPC does not tell: a stream that is reset drops what it has queued. The
+// collector knows.
+
+const (
+	// listsAtOnce is how many lists are made for a user at a time.
+	listsAtOnce = 4
+	// answerFree is the length of an answer that the charge of its stream covers.
+	answerFree = streamBytes
+	// answerPatience is how long an answer waits for earlier ones to be collected, and
+	// collectEvery how often they are collected for that.
+	answerPatience = 200 * time.Millisecond
+	collectEvery   = time.Second
+)
+
+// lists are the calls whose answers have as many parts as the node has of something.
+var lists = map[string]bool{
+	rdsdv1.Admin_ListPeers_FullMethodName:            true,
+	rdsdv1.Admin_ListSockets_FullMethodName:          true,
+	rdsdv1.Admin_ListQueue_FullMethodName:            true,
+	rdsdv1.Admin_GetCounters_FullMethodName:          true,
+	rdsdv1.Admin_ListCongestion_FullMethodName:       true,
+	rdsdv1.Admin_ListCongestionMaps_FullMethodName:   true,
+	rdsdv1.Admin_GetCongestionHistory_FullMethodName: true,
+	rdsdv1.Admin_ListErrors_FullMethodName:           true,
+	rdsdv1.VolumeService_List_FullMethodName:         true,
+	rdsdv1.VolumeService_ListSessions_FullMethodName: true,
+	rdsdv1.VolumeService_ListPaths_FullMethodName:    true,
+	rdsdv1.VolumeService_Check_FullMethodName:        true,
+}
+
+// answers bounds the answers of a node's calls.
+type answers struct {
+	memory *quota.Node
+
+	mu        sync.Mutex
+	turns     map[uint32]*turns // guarded by mu; of users that make lists, or wait for that
+	collected time.Time         // guarded by mu
+}
+
+// turns are a user's.
+type turns struct {
+	free  chan struct{} // has something for each that is taken
+	users int           // calls that have one or wait for one; guarded by answers.mu
+}
+
+func newAnswers(memory *quota.Node) *answers {
+	return &answers{memory: memory, turns: map[uint32]*turns{}}
+}
+
+// unary is the interceptor.
+func (a *answers) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	uid := identityFrom(ctx).UID
+	if lists[info.FullMethod] {
+		end, err := a.turn(ctx, uid)
+		if err != nil {
+			return nil, err
+		}
+		defer end()
+	}
+	resp, err := handler(ctx, req)
+	if m, ok := resp.(proto.Message); ok && err == nil {
+		return a.charged(uid, m)
+	}
+	return resp, err
+}
+
+// turn waits until a list may be made for the user.
+func (a *answers) turn(ctx context.Context, uid uint32) (end func(), err error) {
+	a.mu.Lock()
+	t := a.turns[uid]
+	if t == nil {
+		t = &turns{free: make(chan struct{}, listsAtOnce)}
+		a.turns[uid] = t
+	}
+	t.users++
+	a.mu.Unlock()
+	leave := func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if t.users--; t.users == 0 {
+			delete(a.turns, uid)
+		}
+	}
+	select {
+	case t.free <- struct{}{}:
+		return func() { <-t.free; leave() }, nil
+	case <-ctx.Done():
+		leave()
+		return nil, rdserr.With(rdserr.ErrTimeout, "uid %d has %d lists made already, and more wait", uid, listsAtOnce)
+	}
+}
+
+// charged is an answer that its user is charged for, if it is large.
+func (a *answers) charged(uid uint32, m proto.Message) (any, error) {
+	n := proto.Size(m)
+	if n <= answerFree {
+		return m, nil
+	}
+	account := a.memory.Account(quota.User(uid))
+	err := account.Take(quota.Calls, int64(n))
+	for begun := time.Now(); err != nil && time.Since(begun) < answerPatience; err = account.Take(quota.Calls, int64(n)) {
+		a.collect()
+		time.Sleep(callPoll)
+	}
+	if err != nil {
+		account.Close()
+		return nil, err
+	}
+	// From here on the bytes have the charge, whatever becomes of them.
+	b := make([]byte, 0, n)
+	runtime.AddCleanup(&b[:1][0], func(n int64) {
+		account.Give(quota.Calls, n)
+		account.Close()
+	}, int64(n))
+	b, err = proto.MarshalOptions{UseCachedSize: true}.MarshalAppend(b, m)
+	return client.Encoded(b), err
+}
+
+// collect has the collector find what was sent, or dropped, now and then.
+func (a *answers) collect() {
+	a.mu.Lock()
+	now := time.Now()
+	due := now.Sub(a.collected) >= collectEvery
+	if due {
+		a.collected = now
+	}
+	a.mu.Unlock()
+	if due {
+		runtime.GC()
+	}
+}

@@ -1,0 +1,171 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/await"
+	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/internal/unixsock"
+	"github.com/rdsd/rdsd/node/client"
+	"github.com/rdsd/rdsd/node/config"
+	"github.com/rdsd/rdsd/rds"
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// longAnswer has n entries and some more bytes than that.
+func longAnswer(n int) *rdsdv1.ListQueueResponse {
+	r := &rdsdv1.ListQueueResponse{}
+	for i := range n {
+		d := &rdsdv1.QueuedDatagram{}
+		d.SetSeq(uint64(i) + 1<<40)
+		r.SetDatagram(append(r.GetDatagram(), d))
+	}
+	return r
+}
+
+// TestListsInTurn: of a user's lists so many are made at a time, of all its connections
+// together. Other calls, and other users' lists, do not wait.
+func TestListsInTurn(t *testing.T) {
+	a := newAnswers(quota.New(1<<30, nil))
+	ctx, end := as(t, 1000)
+	defer end()
+	begun, finish := make(chan struct{}, 100), make(chan struct{})
+	slow := func(context.Context, any) (any, error) {
+		begun <- struct{}{}
+		<-finish
+		return longAnswer(1), nil
+	}
+	list := &grpc.UnaryServerInfo{FullMethod: rdsdv1.Admin_ListQueue_FullMethodName}
+	ended := make(chan error, 100)
+	call := func(ctx context.Context, info *grpc.UnaryServerInfo) {
+		go func() { _, err := a.unary(ctx, nil, info, slow); ended <- err }() // ends with finish or ctx
+	}
+	for range listsAtOnce {
+		call(ctx, list)
+		<-begun
+	}
+	waiting, give := context.WithCancel(ctx)
+	call(waiting, list)
+	await.Until(t, time.Minute, "One more waits.", func() bool {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return a.turns[1000].users == listsAtOnce+1
+	})
+	give()
+	if err := <-ended; !errors.Is(err, rdserr.ErrTimeout) || len(begun) != 0 {
+		t.Errorf("one more: %v", err)
+	}
+	other, endOther := as(t, 1001)
+	defer endOther()
+	call(other, list)
+	<-begun
+	call(ctx, &grpc.UnaryServerInfo{FullMethod: rdsdv1.Admin_Ping_FullMethodName})
+	<-begun
+	call(ctx, list) // the next, when there is room
+	close(finish)
+	<-begun
+	for range listsAtOnce + 3 {
+		if err := <-ended; err != nil {
+			t.Errorf("a call ended with %v", err)
+		}
+	}
+	if len(a.turns) != 0 {
+		t.Errorf("turns are left: %v", a.turns)
+	}
+}
+
+// TestAnswersAreCharged: a large answer is charged to whoever asked as long as its bytes are in
+// memory, whatever became of them, and is the same answer.
+func TestAnswersAreCharged(t *testing.T) {
+	node := quota.New(512<<10, nil) // room for one, of 180,000 bytes
+	a := newAnswers(node)
+	small, large := longAnswer(10), longAnswer(20_000)
+	if got, err := a.charged(1, small); err != nil || got != proto.Message(small) || node.Used() != 0 {
+		t.Errorf("a small answer: %v, %d bytes are charged", err, node.Used())
+	}
+	got, err := a.charged(1, large)
+	if err != nil || node.Used() != int64(proto.Size(large)) {
+		t.Fatalf("a large answer: %v, %d bytes are charged", err, node.Used())
+	}
+	back := &rdsdv1.ListQueueResponse{}
+	if err := proto.Unmarshal(got.(client.Encoded), back); err != nil || !proto.Equal(back, large) {
+		t.Errorf("the answer is another one: %v", err)
+	}
+	// As long as somebody has it there is no room for the next.
+	if _, err := a.charged(1, large); !errors.Is(err, rdserr.ErrNoMemory) || node.Used() != int64(proto.Size(large)) {
+		t.Errorf("the next one: %v, %d bytes are charged", err, node.Used())
+	}
+	runtime.KeepAlive(got)
+	got = nil
+	await.Until(t, time.Minute, "There is room when it is gone.", func() bool {
+		got, err = a.charged(1, large)
+		return err == nil
+	})
+	got = nil
+	await.Until(t, time.Minute, "Nothing is charged when all are gone.", func() bool {
+		runtime.GC()
+		return node.Used() == 0 && len(node.Holders()) == 0
+	})
+	runtime.KeepAlive(got)
+}
+
+// TestAnswersOverTheWire: calls of clients have their answers charged, and read them.
+func TestAnswersOverTheWire(t *testing.T) {
+	w := startWorld(t, func(*config.Config) {})
+	h := w.hosts.Locals()[0]
+	const sockets = 1000 // some 70 bytes each
+	for range sockets {
+		e, _ := h.Lock()
+		s, err := e.Bind(0, rds.SocketOptions{Label: "one of many, with a label that takes some room in a list"})
+		h.Unlock()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			_, now := h.Lock()
+			s.Close(now)
+			h.Unlock()
+		}()
+	}
+	l, err := unixsock.Listen("unix", w.deps.Config.API.Socket, 0o600, unixsock.KeepGroup)
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := w.services.NewServer(true)
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(l) }() // ends with Stop
+	defer func() { srv.Stop(); <-served }()
+	a := rdsdv1.NewAdminClient(dialSocket(t, w.deps.Config))
+	used := func() int64 { return w.deps.Memory.Kinds()[quota.Calls].Used }
+	if _, err := a.GetStatus(t.Context(), &rdsdv1.GetStatusRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	// What has no memory for it answers so: the charge is in the way of all calls.
+	w.services.answers.memory = quota.New(1<<10, nil)
+	if _, err := a.ListSockets(t.Context(), &rdsdv1.ListSocketsRequest{}); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("without memory: %v", err)
+	}
+	w.services.answers.memory = w.deps.Memory
+	before := used() // the connection's own
+	r, err := a.ListSockets(t.Context(), &rdsdv1.ListSocketsRequest{})
+	if err != nil || len(r.GetSocket()) != sockets {
+		t.Fatalf("%d sockets, %v", len(r.GetSocket()), err)
+	}
+	if proto.Size(r) <= answerFree+2*callGrain {
+		t.Fatalf("an answer of %d bytes cannot be told from what connections are charged", proto.Size(r))
+	}
+	await.Until(t, time.Minute, "It is charged no more when it was sent.", func() bool {
+		runtime.GC()
+		return used() <= before+2*callGrain
+	})
+}
