@@ -8,6 +8,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -21,6 +22,7 @@ import (
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/blk/nbd"
 	"github.com/rdsd/rdsd/node/config"
+	"github.com/rdsd/rdsd/node/volume"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -500,4 +502,29 @@ func grep(text string, parts ...string) string {
 		}
 	}
 	return strings.Join(out, "")
+}
+
+// TestPeersMakeRoomForVolumes: volumes are given who makes room for the connection of a peer that
+// nobody knew: a peer of datagrams that rests.
+func TestPeersMakeRoomForVolumes(t *testing.T) {
+	cfg := testConfig(t)
+	n, err := New(cfg, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var evict func() bool
+	n.tune = func(d *volume.Deps) { evict = d.Evict }
+	startNode(t, n)
+	if evict() {
+		t.Error("one made room where there is nobody")
+	}
+	e, now := n.hosts.Locals()[0].Lock()
+	_, err = e.Accept(now, netip.MustParseAddrPort("127.0.99.98:16385"))
+	n.hosts.Locals()[0].Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if first, second := evict(), evict(); !first || second {
+		t.Errorf("of one peer that rests: room %v, and then %v", first, second)
+	}
 }

@@ -88,7 +88,7 @@ func (e *Engine) chargePeer(now time.Duration, addr netip.Addr) (*quota.Account,
 	}
 	a := e.cfg.PeerAccount(addr)
 	err := a.Take(quota.Peers, peerCost)
-	if err != nil && e.evict(now, func(*Peer) bool { return true }) {
+	if err != nil && e.Evict(now) {
 		err = a.Replace(quota.Peers, peerCost)
 	}
 	if err != nil {
@@ -122,6 +122,12 @@ func (e *Engine) evict(now time.Duration, fits func(*Peer) bool) bool {
 		e.forgetPeer(best)
 	}
 	return best != nil
+}
+
+// Evict forgets an idle peer, if there is one among some that are looked at, so that its memory
+// can be had for something that is not this engine's. It reports whether one was forgotten.
+func (e *Engine) Evict(now time.Duration) bool {
+	return e.evict(now, func(*Peer) bool { return true })
 }
 
 // forgetPeer ends an idle peer.

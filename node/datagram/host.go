@@ -185,6 +185,20 @@ func (a *Host) Close() {
 	a.ports.close()
 }
 
+// Evict forgets an idle peer of one of the addresses, and reports whether there was one: its
+// memory is wanted by a peer of volumes that nobody knew. It takes the locks of the engines.
+func (a *Host) Evict() bool {
+	for _, h := range a.list {
+		e, now := h.Lock()
+		gone := e.Evict(now)
+		h.Unlock()
+		if gone {
+			return true
+		}
+	}
+	return false
+}
+
 // Alive returns once every engine has answered; it may block.
 func (a *Host) Alive() {
 	for _, h := range a.list {

@@ -2,10 +2,13 @@ package volume
 
 import (
 	"context"
+	"errors"
+	"net/netip"
 	"strings"
 	"testing"
 
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/rdserr"
 )
 
 // TestConnectionsAreCharged: each connection of a session is charged to the peer while it lives, and
@@ -47,4 +50,36 @@ func TestConnectionsAreCharged(t *testing.T) {
 		t.Errorf("after the refusal %d bytes are charged", got)
 	}
 	mustMap(t, cli, MapSpec{Node: n.node(), Name: "one"})
+}
+
+// TestRoomIsMadeForAConnection: where others hold all the memory but what peers leave to them, who
+// rests makes room for a connection of a session, and what he held is all that it takes. Who holds
+// much has nobody make room, and where nobody rests it is refused.
+func TestRoomIsMadeForAConnection(t *testing.T) {
+	n := newServerNode(t, freePort(t))
+	n.memory = quota.New(256<<20, nil)
+	rests, asked := false, 0
+	resting := n.memory.Account(quota.Peer(netip.MustParseAddr("10.0.0.1")))
+	n.evict = func() bool {
+		if asked++; rests {
+			resting.Give(quota.Peers, connBytes)
+		}
+		return rests
+	}
+	srv := n.start().srv
+	resting.Grow(quota.Peers, connBytes)
+	n.memory.Account(quota.User(1)).Grow(quota.Clients, n.memory.Limit()-connBytes)
+	peer := n.memory.Account(quota.Peer(netip.MustParseAddr("10.0.0.2")))
+	if err := srv.charge(peer); !errors.Is(err, rdserr.ErrNoMemory) || asked != 1 || peer.Used() != 0 {
+		t.Errorf("nobody rests: %v after %d questions, %d bytes are charged", err, asked, peer.Used())
+	}
+	rests = true
+	peer.Hold(littleBytes + 1)
+	if err := srv.charge(peer); !errors.Is(err, rdserr.ErrNoMemory) || asked != 1 {
+		t.Errorf("for a peer with much: %v after %d questions", err, asked)
+	}
+	peer.Hold(-1)
+	if err := srv.charge(peer); err != nil || asked != 2 || n.memory.Used() != n.memory.Limit() {
+		t.Errorf("one rests: %v after %d questions, %d bytes are held of %d", err, asked, n.memory.Used(), n.memory.Limit())
+	}
 }

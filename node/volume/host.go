@@ -33,6 +33,9 @@ type Deps struct {
 
 	// Memory is the account that peers' chunks are charged to. nil: nobody counts.
 	Memory *quota.Node
+	// Evict has somebody that rests give memory back, for a peer that nobody knew, and reports
+	// whether there was one. It is called with no lock held. nil: nobody does.
+	Evict func() bool
 }
 
 // Host is what a daemon does with volumes.
@@ -51,6 +54,7 @@ type Host struct {
 	drv        driver
 	layer      func(name string, d blk.Device) blk.Device // Deps.Layer
 	memory     *quota.Node                                // Deps.Memory
+	evict      func() bool                                // Deps.Evict
 	ctx        context.Context                            // of what happens in the background
 	cancel     context.CancelFunc
 	work       *group // goroutines that end by themselves after cancel and the end of the sessions
@@ -93,7 +97,7 @@ func newHostOn(cfg Config, deps Deps, drv driver, m *Machine) (*Host, error) {
 		return nil, err
 	}
 	h := &Host{cfg: cfg, transports: transports, reactors: deps.Reactors, log: deps.Log, guard: deps.Guard, machine: m, base: m.Wall().Add(-m.Clock()), ev: newEvents(deps.Log, m.Wall),
-		store: store, drv: drv, layer: deps.Layer, memory: deps.Memory, waits: newWaits(m), work: &group{m: m},
+		store: store, drv: drv, layer: deps.Layer, memory: deps.Memory, evict: deps.Evict, waits: newWaits(m), work: &group{m: m},
 		clients: map[string]*client{}, nextID: old.NextID, exports: map[string]*export{}}
 	if store.aside != nil {
 		h.log.Error("volume: what was persistent is not there", "err", store.aside)

@@ -204,7 +204,7 @@ func (s *server) accept(via *Transport, r transport.ConnRequest) {
 	a := &arrival{ConnRequest: r, via: via}
 	if s.h.memory != nil {
 		account := s.h.memory.Account(quota.Peer(from))
-		if err := account.Take(quota.Peers, connBytes); err != nil {
+		if err := s.charge(account); err != nil {
 			account.Close()
 			no := rtrswire.Reject(uint16(syscall.ENOMEM))
 			r.Reject(no.Append(nil))
@@ -217,6 +217,22 @@ func (s *server) accept(via *Transport, r transport.ConnRequest) {
 	s.rt.Connect(now, a, r.Private(), r.LocalAddr(), r.RemoteAddr())
 	s.finish(now)
 }
+
+// charge takes the memory of one more connection. When it is spent, a peer of datagrams that rests
+// makes room for one that holds little, as it does for a peer of datagrams that nobody knew:
+// also where others hold all of the rest, the paths of a session come up. With more than that a
+// peer would have all that rest forgotten, one by one.
+func (s *server) charge(a *quota.Account) error {
+	err := a.Take(quota.Peers, connBytes)
+	if err != nil && s.h.evict != nil && a.Used() <= littleBytes && s.h.evict() {
+		err = a.Replace(quota.Peers, connBytes)
+	}
+	return err
+}
+
+// littleBytes is what a peer may hold for whose connection room is made: the record of a peer of
+// datagrams, and the connections of a few paths.
+const littleBytes = 64 << 10
 
 // connBytes is what a connection of a session is charged with: its descriptions in the cores,
 // in the shell and in the transport. What a transport keeps ready beside that is its own.

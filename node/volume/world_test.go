@@ -33,6 +33,7 @@ type testNode struct {
 	r      *reactor.Reactor
 	quiet  bool        // no log
 	memory *quota.Node // nil: none is counted
+	evict  func() bool // Deps.Evict
 	links  func(transport.OneSidedProvider) transport.OneSidedProvider
 	unlink func()      // closes what links made
 	others []Transport // beside TCP
@@ -106,7 +107,7 @@ func (n *testNode) start() *Host {
 	if n.links != nil {
 		links = n.links(links)
 	}
-	n.h, err = newHost(n.cfg, Deps{Provider: links, Others: n.others, Reactors: []*reactor.Reactor{n.r}, Log: log, Layer: n.wrap, Memory: n.memory}, n.drv)
+	n.h, err = newHost(n.cfg, Deps{Provider: links, Others: n.others, Reactors: []*reactor.Reactor{n.r}, Log: log, Layer: n.wrap, Memory: n.memory, Evict: n.evict}, n.drv)
 	if err != nil {
 		n.r.Close()
 		n.t.Fatalf("%s: %v", n.cfg.Name, err)
