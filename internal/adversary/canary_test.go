@@ -34,6 +34,7 @@ type canaryReport struct {
 	Relay   row
 	Late    []span // the canary itself was late
 	Waits   []span // threads of the watched waited for a processor, the sum of the processes
+	Any     []span // the same with every thread of the daemons, beside those of their reactors
 	At      []look // at the daemons' reactors
 	Greet   row    // a peer that nobody knew is greeted
 	Session row    // a session of volumes is let in
@@ -152,8 +153,11 @@ func greeted(s *Stage, from netip.Addr) error {
 	return p.Greet(s.hello())
 }
 
+// letIn is a session of volumes, of a node that the daemon has not seen. Its name is its own: a
+// name is its node's until the daemon has seen the end of the last path, and how soon after
+// the one before this one comes is the machine's.
 func letIn(s *Stage, from netip.Addr) error {
-	_, err := s.Raid(from, "good", 2)
+	_, err := s.Raid(from, "good-"+strings.ReplaceAll(from.String(), ".", "-"), 2)
 	return err
 }
 
@@ -177,18 +181,20 @@ func healthy(s *Stage, _ netip.Addr) error {
 // watch reads how long threads waited for a processor (proc(5), schedstat: the
 // second number).
 func (c *canary) watch(o canaryOrder) {
-	waits := map[string]int64{}
+	waits, every := map[string]int64{}, map[string]int64{}
 	last := monotonic()
 	for {
 		time.Sleep(waitsEvery)
-		now, sum := monotonic(), int64(0) // of the last look until this one
+		now, sum, all := monotonic(), int64(0), int64(0) // of the last look until this one
 		var at []look
 		for _, pid := range o.Daemons {
 			sum += worst(pid, "rdsd/", waits)
+			all += worst(pid, "", every)
 			at = append(at, look{now, looked(pid)})
 		}
 		for _, pid := range o.Victims {
-			sum += worst(pid, "", waits)
+			n := worst(pid, "", waits)
+			sum, all = sum+n, all+n
 		}
 		c.mu.Lock()
 		c.now.At = append(c.now.At, at...)
@@ -199,6 +205,9 @@ func (c *canary) watch(o canaryOrder) {
 		}
 		if sum > int64(lateFrom) {
 			c.now.Waits = append(c.now.Waits, span{last, now, sum})
+		}
+		if all > int64(lateFrom) {
+			c.now.Any = append(c.now.Any, span{last, now, all})
 		}
 		c.mu.Unlock()
 		last = now

@@ -26,6 +26,24 @@ import (
 	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
+// TestSessionsAreLetInAtOnce: the canary's sessions are of a node each, and none waits for the
+// daemon to see that the one before has ended.
+func TestSessionsAreLetInAtOnce(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("elsewhere: a world has users of its own, which takes root")
+	}
+	w := newWorld(t)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	s := NewStage(ctx, w.targets[0], 1)
+	defer s.Clear() // of all: the daemon cannot have seen the end of any
+	b := good.Addr().As4()
+	for n := range byte(3) {
+		b[3] = 2*n + 1
+		must(t, letIn(s, netip.AddrFrom4(b)))
+	}
+}
+
 // TestLibraries: what acts are made of gets where it is to get. An adversary
 // that is turned away at the door shows nothing.
 func TestLibraries(t *testing.T) {
