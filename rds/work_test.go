@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -52,8 +53,9 @@ func TestCancelAndCloseCostTheirOwn(t *testing.T) {
 		}
 		pe := e.known(dst.Addr())
 		pe.c.Cancel(now, &other.flow(pe, netip.AddrPortFrom(dst.Addr(), 1234)).out, 0) // nothing of this one
-		begun := time.Now()
+		took := make([]time.Duration, rounds)
 		for i := range rounds {
+			begun := time.Now()
 			s, err := e.Bind(5001, SocketOptions{})
 			if err != nil {
 				t.Fatal(err)
@@ -69,8 +71,9 @@ func TestCancelAndCloseCostTheirOwn(t *testing.T) {
 				}
 			}
 			s.Close(now)
+			took[i] = time.Since(begun)
 		}
-		d := time.Since(begun)
+		slices.Sort(took) // the middle one: the machine may pause in any, and the collector be at work
 		if u := other.Info().Undecided; u != queued || pe.c.Queued().Queued != queued {
 			t.Fatalf("%d and %d queued, want %d", u, pe.c.Queued().Queued, queued)
 		}
@@ -78,12 +81,12 @@ func TestCancelAndCloseCostTheirOwn(t *testing.T) {
 		if u := e.memory(); u != 0 || pe.c.Queued().Queued != 0 {
 			t.Fatalf("%d bytes and %d datagrams are left", u, pe.c.Queued().Queued)
 		}
-		return d
+		return took[rounds/2]
 	}
 	cost(10)
 	few, many := cost(10), cost(300_000)
-	if many > 100*few+50*time.Millisecond {
-		t.Errorf("%d rounds of send, cancel and close took %v beside 10 queued datagrams and %v beside 300,000", rounds, few, many)
+	if many > 100*few {
+		t.Errorf("a round of send, cancel and close takes %v beside 10 queued datagrams and %v beside 300,000", few, many)
 	}
 }
 

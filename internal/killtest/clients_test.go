@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rdsd/rdsd/internal/await"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 	"github.com/rdsd/rdsd/sdk/go/rdsdtest"
 )
@@ -150,10 +151,11 @@ func regions(t *testing.T, d *rdsdtest.Daemon) int {
 	return strings.Count(string(b), "rdsd-ring")
 }
 
+// within fails the test when f does not become true within limit of the time that the test had.
 func within(t *testing.T, limit time.Duration, what string, f func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(limit); !f(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
+	for clock := await.NewClock(t); !f(); time.Sleep(time.Millisecond) {
+		if clock.Now() > limit {
 			t.Errorf("not within %v: %s", limit, what)
 			return
 		}

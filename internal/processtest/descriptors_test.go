@@ -84,7 +84,7 @@ func TestFewDescriptors(t *testing.T) {
 						t.Fatal(err)
 					}
 					clients = append(clients, c)
-					once, stop := context.WithTimeout(ctx, time.Second)
+					once, stop := context.WithTimeout(ctx, 10*time.Second)
 					s, err := c.Bind(once, netip.MustParseAddrPort("127.0.0.1:0"))
 					stop()
 					if err != nil {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/blk/nbd"
+	"github.com/rdsd/rdsd/internal/await"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -23,6 +24,7 @@ type app struct {
 	t       testing.TB
 	uri     string
 	d       *disk
+	clock   *await.Clock  // of the time that all of this had
 	failing atomic.Bool   // errors of the volume are what is expected
 	noFlush atomic.Bool   // nobody flushes
 	cuts    atomic.Uint32 // power cuts so far
@@ -52,7 +54,7 @@ const (
 
 // newApp is an app of the default size on a volume of zeroes.
 func newApp(t testing.TB, uri string) *app {
-	a := &app{t: t, uri: uri, d: newDisk(appWorkers * workerBlocks)}
+	a := &app{t: t, uri: uri, d: newDisk(appWorkers * workerBlocks), clock: await.NewClock(t)}
 	t.Cleanup(func() {
 		a.stopped.Store(true)
 		a.drop(nil)
@@ -118,9 +120,9 @@ func (a *app) work(i int) {
 	for !a.stopped.Load() {
 		n := 1 << rng.IntN(5)
 		at := i*workerBlocks + rng.IntN(workerBlocks-n+1)
-		began := time.Now()
+		began := a.clock.Now()
 		err := a.one(rng, p[:n*blockSize], at, i)
-		took := int64(time.Since(began))
+		took := int64(a.clock.Now() - began)
 		for was := a.longest.Load(); took > was && !a.longest.CompareAndSwap(was, took); was = a.longest.Load() {
 		}
 		switch {
@@ -275,15 +277,15 @@ func isErrno(err error) bool {
 // that took.
 func (a *app) progress(n int64, limit time.Duration) time.Duration {
 	a.t.Helper()
-	from, began := a.ops.Load(), time.Now()
+	from, began := a.ops.Load(), a.clock.Now()
 	for a.ops.Load() < from+n && !a.bad() {
-		if time.Since(began) > limit {
+		if a.clock.Now()-began > limit {
 			a.t.Errorf("%d of %d operations in %v", a.ops.Load()-from, n, limit)
 			return limit
 		}
 		time.Sleep(time.Millisecond)
 	}
-	return time.Since(began)
+	return a.clock.Now() - began
 }
 
 // stall is the longest an operation took since the last call.

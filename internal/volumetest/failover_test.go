@@ -170,7 +170,7 @@ func (f *failovers) silences(n int) {
 	f.w.pathsUp(f.m, len(f.w.paths))
 	for i := range n {
 		p := f.w.paths[i%len(f.w.paths)]
-		since := time.Now()
+		since, lost := time.Now(), f.a.clock.Lost()
 		held, open := way{hold: true}, way{}
 		switch i % 3 {
 		case 0:
@@ -185,7 +185,7 @@ func (f *failovers) silences(n int) {
 			at, ok = f.events.state(p, false, since)
 			return ok
 		})
-		f.noticed = append(f.noticed, at.Sub(since))
+		f.noticed = append(f.noticed, at.Sub(since)-(f.a.clock.Lost()-lost)) // without what the machine took
 		f.a.progress(50, worstStall)
 		p.set(open)
 		f.w.pathsUp(f.m, len(f.w.paths))
@@ -197,14 +197,14 @@ func (f *failovers) silences(n int) {
 func (f *failovers) half(n int) {
 	for i := range n {
 		p := f.w.paths[i%len(f.w.paths)]
-		since := time.Now()
+		since, lost := time.Now(), f.a.clock.Lost()
 		p.holdLast()
 		var at time.Time
 		eventually(f.t, "the silence of one connection is noticed", func() (ok bool) {
 			at, ok = f.events.state(p, false, since)
 			return ok
 		})
-		if d := at.Sub(since); d > worstHalf {
+		if d := at.Sub(since) - (f.a.clock.Lost() - lost); d > worstHalf {
 			f.t.Errorf("a connection's silence was noticed after %v; %v are allowed", ms(d), worstHalf)
 		}
 		f.a.progress(50, worstStall)
@@ -261,11 +261,11 @@ func (f *failovers) allLost(uri string) time.Duration {
 	for _, p := range f.w.paths {
 		p.open()
 	}
-	back := time.Now()
-	for f.a.ops.Load() == began && time.Since(back) < 10*time.Second {
+	back := f.a.clock.Now()
+	for f.a.ops.Load() == began && f.a.clock.Now()-back < 10*time.Second {
 		time.Sleep(time.Millisecond)
 	}
-	again := time.Since(back)
+	again := f.a.clock.Now() - back
 	if again > 6*time.Second { // volumes.reconnect_max is 5 s
 		f.t.Errorf("the paths are back, and nothing goes on for %v", again)
 	}

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rdsd/rdsd/blk/nbd"
+	"github.com/rdsd/rdsd/internal/await"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
@@ -103,7 +104,7 @@ func (w *world) pingPong() *pingPong {
 	from, to := bind(w.client, clientHost), bind(w.server, serverHost)
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	p := &pingPong{}
+	p, clock := &pingPong{}, await.NewClock(w.t)
 	wg.Go(func() { // ends with ctx
 		for {
 			d, err := to.Recv(ctx)
@@ -115,7 +116,7 @@ func (w *world) pingPong() *pingPong {
 	})
 	wg.Go(func() { // ends with ctx
 		for ctx.Err() == nil {
-			began := time.Now()
+			began := clock.Now()
 			if _, err := from.Request(ctx, to.LocalAddr(), []byte("ping")); err != nil {
 				if ctx.Err() == nil {
 					w.t.Errorf("a datagram: %v", err)
@@ -124,7 +125,7 @@ func (w *world) pingPong() *pingPong {
 			}
 			p.mu.Lock()
 			p.n++
-			p.longest = max(p.longest, time.Since(began))
+			p.longest = max(p.longest, clock.Now()-began)
 			p.mu.Unlock()
 		}
 	})
@@ -179,7 +180,7 @@ func TestFrozenStore(t *testing.T) {
 	var opened []time.Duration
 	for time.Since(began) < *stall {
 		a.progress(20, worstStall)
-		at := time.Now()
+		at := a.clock.Now()
 		m, err := w.client.vols().Map(w.ctx(), rdsd.MapSpec{Node: w.at(serverHost), Name: "other"})
 		if err != nil {
 			t.Fatal(err)
@@ -187,7 +188,7 @@ func TestFrozenStore(t *testing.T) {
 		if err := w.client.vols().Unmap(w.ctx(), m.ID, false); err != nil {
 			t.Fatal(err)
 		}
-		opened = append(opened, time.Since(at))
+		opened = append(opened, a.clock.Now()-at)
 	}
 	worst := a.stall()
 	n, ping := p.worst()

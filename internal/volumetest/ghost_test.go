@@ -10,6 +10,7 @@ import (
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/blk/nbd"
+	"github.com/rdsd/rdsd/internal/await"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
@@ -74,6 +75,8 @@ type ghost struct {
 	w *world
 	m *rdsd.Mapping
 	c *nbd.Client
+
+	clock *await.Clock
 }
 
 func newGhost(t *testing.T, o over, s rdsd.MapSpec, rounds int) *ghost {
@@ -83,7 +86,7 @@ func newGhost(t *testing.T, o over, s rdsd.MapSpec, rounds int) *ghost {
 	w.addPaths(2)
 	w.export("disk", uint64(rounds)*blockSize)
 	s.Name, s.Policy = "disk", rdsd.PolicyRoundRobin
-	g := &ghost{t: t, w: w, m: w.mount(s)}
+	g := &ghost{t: t, w: w, m: w.mount(s), clock: await.NewClock(t)}
 	g.connect()
 	t.Cleanup(func() { g.c.Close() })
 	return g
@@ -288,9 +291,9 @@ func (g *ghost) givenUp(i int) {
 	for _, p := range g.w.paths {
 		p.close()
 	}
-	began := time.Now()
+	began := g.clock.Now()
 	err := <-a
-	if took := time.Since(began); !errors.Is(err, syscall.EIO) || took > 2*time.Second {
+	if took := g.clock.Now() - began; !errors.Is(err, syscall.EIO) || took > 2*time.Second {
 		g.t.Fatalf("round %d: A without a path: %v after %v", i, err, took)
 	}
 	for _, p := range g.w.paths {

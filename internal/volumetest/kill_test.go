@@ -90,9 +90,7 @@ func serverKilled(t *testing.T, o over) {
 			}
 			w.server.start()
 			w.server.again()
-			began := time.Now()
-			a.progress(50, 10*time.Second)
-			back.add(time.Since(began))
+			back.add(a.progress(50, 10*time.Second))
 			if a.bad() {
 				break
 			}
@@ -177,14 +175,14 @@ func clientKilled(t *testing.T, o over) {
 			w.client.kill()
 			w.client.start()
 			w.client.again()
-			began := time.Now()
+			began := a.clock.Now()
 			var c *nbd.Client
 			eventually(t, "the socket is back", func() bool {
 				var err error
 				c, err = nbd.DialURI(w.ctx(), m.URI)
 				return err == nil
 			})
-			back.add(time.Since(began))
+			back.add(a.clock.Now() - began)
 			if _, err := c.ReadAt(make([]byte, blockSize), 0); err != nil {
 				t.Errorf("the first read: %v", err)
 			}

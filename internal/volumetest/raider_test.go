@@ -216,7 +216,7 @@ func (c *raiderCon) next() (frame, error) {
 // the others.
 func (r *raider) ends(what string) {
 	r.t.Helper()
-	limit := time.After(3 * time.Second)
+	limit := time.After(10 * time.Second)
 	for i, c := range r.cons {
 		for open := true; open; {
 			select {

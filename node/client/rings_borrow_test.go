@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rdsd/rdsd/internal/await"
 	"github.com/rdsd/rdsd/node/client/clienttest"
 	"github.com/rdsd/rdsd/rdserr"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
@@ -43,11 +44,11 @@ func TestBorrowedInTheWay(t *testing.T) {
 	}
 	sent := make(chan error, 1)
 	go func() { sent <- a.Send(clienttest.Context(t), b.LocalAddr(), make([]byte, large)) }()
-	begun := time.Now()
+	clock := await.NewClock(t)
 	got := make([]rdsd.Datagram, 1)
 	_, _, err = b.Borrow(clienttest.Context(t), got)
-	if !errors.Is(err, rdserr.ErrWouldBlock) || time.Since(begun) > 2*time.Second {
-		t.Fatalf("with %d leases in the way Borrow says %v after %v", len(leases), err, time.Since(begun))
+	if !errors.Is(err, rdserr.ErrWouldBlock) || clock.Now() > 2*time.Second {
+		t.Fatalf("with %d leases in the way Borrow says %v after %v", len(leases), err, clock.Now())
 	}
 	waits := make(chan int, 1)
 	go func() {

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rdsd/rdsd/internal/await"
 	"github.com/rdsd/rdsd/rtrs"
 )
 
@@ -103,9 +104,9 @@ func TestOnLossErrorFailsInTime(t *testing.T) {
 	}
 	f.a.set(true, false)
 	f.b.set(true, false)
-	began := time.Now()
+	clock := await.NewClock(t)
 	err := writePattern(c, 0, 4096, 2, 4096)
-	if took := time.Since(began); !errors.Is(err, syscall.EIO) || took > 1500*time.Millisecond {
+	if took := clock.Now(); !errors.Is(err, syscall.EIO) || took > 1500*time.Millisecond {
 		t.Fatalf("a write without a path: %v after %v", err, took)
 	}
 	f.a.set(false, false)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/blk/nbd"
+	"github.com/rdsd/rdsd/internal/await"
 	"github.com/rdsd/rdsd/rtrs"
 )
 
@@ -31,10 +32,11 @@ func (n *testNode) crash() {
 	}
 }
 
-// opensAgain waits for a mapping's socket and returns how long that took.
+// opensAgain waits for a mapping's socket and returns how long that took of the time that
+// the process had.
 func opensAgain(t *testing.T, m MappingInfo) (*nbd.Client, time.Duration) {
 	t.Helper()
-	began := time.Now()
+	clock := await.NewClock(t)
 	var c *nbd.Client
 	eventually(t, m.Device+" is back", func() bool {
 		var err error
@@ -42,7 +44,7 @@ func opensAgain(t *testing.T, m MappingInfo) (*nbd.Client, time.Duration) {
 		return err == nil
 	})
 	t.Cleanup(func() { c.Close() })
-	return c, time.Since(began)
+	return c, clock.Now()
 }
 
 func TestPersistentMappingIsBack(t *testing.T) {

@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/rdsd/rdsd/internal/await"
 )
 
 // device is what traffic needs of an NBD client.
@@ -22,7 +24,8 @@ type traffic struct {
 	stop    atomic.Bool
 	wg      sync.WaitGroup
 	ops     atomic.Int64
-	longest atomic.Int64 // ns of one operation
+	longest atomic.Int64 // ns of one operation, by the clock
+	clock   *await.Clock // of the time that all of this had
 	mu      sync.Mutex
 	errs    []error // guarded by mu
 }
@@ -33,7 +36,7 @@ const (
 )
 
 func startTraffic(t *testing.T, d device) *traffic {
-	x := &traffic{}
+	x := &traffic{clock: await.NewClock(t)}
 	for i := range int64(trafficWorkers) {
 		x.wg.Go(func() {
 			rnd := rand.New(rand.NewPCG(uint64(i), 7))
@@ -57,7 +60,7 @@ func (x *traffic) one(d device, rnd *rand.Rand, base int64, gens []byte) error {
 	n := 1 << rnd.IntN(6)
 	at := rnd.IntN(len(gens) - n + 1)
 	p := make([]byte, n<<12)
-	began := time.Now()
+	began := x.clock.Now()
 	var err error
 	write := rnd.IntN(2) == 0
 	if write {
@@ -72,7 +75,7 @@ func (x *traffic) one(d device, rnd *rand.Rand, base int64, gens []byte) error {
 	} else {
 		_, err = d.ReadAt(p, base+int64(at)<<12)
 	}
-	took := time.Since(began)
+	took := x.clock.Now() - began
 	for was := x.longest.Load(); int64(took) > was && !x.longest.CompareAndSwap(was, int64(took)); was = x.longest.Load() {
 	}
 	if err != nil {

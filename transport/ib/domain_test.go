@@ -145,8 +145,8 @@ func TestDefersReads(t *testing.T) {
 	defers.Store(false)
 	w.wantTold(y, "written 3 0x0")
 	defers.Store(true)
+	before := time.Now() // a pause behind the post is a part of the wait
 	x.post(write(key, addr, "def"))
-	before := time.Now()
 	w.wantTold(y, "written 3 0x0", "written 3 0x0")
 	if d := time.Since(before); d < deferFor {
 		t.Errorf("they waited for %v, and were to for %v", d, deferFor)

@@ -178,7 +178,8 @@ func TestOneSidedRests(t *testing.T) {
 	}
 	rest.Store(true)
 	begun := time.Now()
-	if write(); arrived(2, 10*napTime) {
+	// A machine that pauses this thread for all of a rest lets the write be read in its turn.
+	if write(); arrived(2, 10*napTime) && time.Since(begun) < maxNaps*napTime*9/10 {
 		t.Errorf("read after %v, while the domain rests", time.Since(begun))
 	}
 	rest.Store(false)

@@ -130,7 +130,7 @@ async def test_what_a_batch_refuses_is_listed(bind: Bind) -> None:
     begun = time.monotonic()
     with pytest.raises(rdsd.BatchError) as caught:
         await a.send_batch([(NOBODY, bytes(1000))] * 3000, timeout=0.1)
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 10
     assert caught.value.errno == 110
     accepted = caught.value.accepted
     assert [i for i, _ in caught.value.errors] == list(range(accepted, 3000))

@@ -77,7 +77,7 @@ async def test_a_dead_daemon_hangs_nobody(front: Front, restarted: Pair) -> None
         start = time.monotonic()
         with pytest.raises((rdsd.TimedOut, rdsd.DaemonUnavailable)):
             await asyncio.wait_for(front.do(call, timeout=0.2), 5)
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 5
     with pytest.raises((rdsd.TimedOut, rdsd.DaemonUnavailable)):
         await asyncio.wait_for(front.do(a.send, b.local_address, b"x", timeout=0.2), 5)
     with pytest.raises(rdsd.DaemonUnavailable):

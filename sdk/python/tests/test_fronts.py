@@ -276,7 +276,7 @@ async def test_receive_times_out(front: Front, fake: FakeDaemon, timeout: Any) -
     start = time.monotonic()
     with pytest.raises(rdsd.TimedOut):
         await front.do(a.recv, timeout=timeout)
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < 10
 
 
 async def test_a_silent_daemon_hangs_nobody(front: Front, fake: FakeDaemon) -> None:

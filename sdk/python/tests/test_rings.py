@@ -665,7 +665,7 @@ try:
     waits[what](None)
     print("it ended")
 except KeyboardInterrupt:
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 10
     print("interrupted")
 client.close()
 """
@@ -708,7 +708,7 @@ def test_a_signal_just_before_a_wait_is_not_lost(bind: Bind) -> None:
             with pytest.raises(KeyboardInterrupt):  # noqa: PT012
                 timer.start()
                 a.recv()
-            assert time.monotonic() - begun < 1
+            assert time.monotonic() - begun < 10
             timer.join()
     finally:
         signal.signal(signal.SIGUSR1, old)
