@@ -70,6 +70,11 @@ func TestBlockDevice(t *testing.T) {
 			if i.Size != blktest.Size || i.LogicalBlock != size || i.PhysicalBlock < size || i.MaxDiscard == 0 || i.DiscardGranularity == 0 {
 				t.Errorf("%+v", i)
 			}
+			if said, err := os.ReadFile("/sys/dev/block/" + numberOf(t, f.Name()) + "/queue/physical_block_size"); err == nil {
+				if fmt.Sprintf("%d\n", i.PhysicalBlock) != string(said) {
+					t.Errorf("physical blocks of %d; the kernel says %s", i.PhysicalBlock, said)
+				}
+			}
 			if err := f.Resize(2 * blktest.Size); err == nil {
 				t.Error("a block device was resized")
 			}
@@ -85,4 +90,14 @@ func TestBlockDevice(t *testing.T) {
 			}
 		})
 	}
+}
+
+// numberOf is a device's number as /sys writes it.
+func numberOf(t *testing.T, path string) string {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev))
 }

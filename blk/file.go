@@ -187,12 +187,17 @@ func (f *File) describeBlock(i *Info, rdev uint64) error {
 	i.PhysicalBlock = uint32(n)
 	i.MaxBytes = MaxIO &^ (i.LogicalBlock - 1)
 	i.MaxWriteZeroes = MaxSize
-	i.Rotational = queueValue(rdev, "rotational") == 1
-	if n := queueValue(rdev, "discard_max_bytes"); n > 0 {
-		i.MaxDiscard = MaxSize // the kernel splits
-		i.DiscardGranularity = uint32(queueValue(rdev, "discard_granularity"))
-	}
+	describeQueue(i, func(name string) uint64 { return queueValue(rdev, name) })
 	return nil
+}
+
+// describeQueue notes what a block device says of its queue; value reads it, by name.
+func describeQueue(i *Info, value func(name string) uint64) {
+	i.Rotational = value("rotational") == 1
+	if value("discard_max_bytes") > 0 {
+		i.MaxDiscard = MaxSize // the kernel splits
+		i.DiscardGranularity = uint32(value("discard_granularity"))
+	}
 }
 
 // size returns the current size of the file or device behind the volume.

@@ -73,12 +73,8 @@ func bucket(ns uint64) int {
 		return 0
 	}
 	e := bits.Len64(v) - 1
-	var quarter uint64
-	if e >= 2 {
-		quarter = v >> (e - 2) & 3
-	} else {
-		quarter = v << (2 - e) & 3
-	}
+	// Of the latency itself: below 1 µs v has no bits left that say which quarter it is.
+	quarter := ns >> (latencyShift + e - 2) & 3
 	return min(1+4*e+int(quarter), latencyBuckets-1)
 }
 

@@ -1,6 +1,8 @@
 package node
 
 import (
+	"context"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -49,4 +51,44 @@ func TestSystemdNotification(t *testing.T) {
 	read("READY=1", "WATCHDOG=1")
 	stop()
 	read("STOPPING=1")
+}
+
+// TestWatchdogEachTime: who is watched says again and again that it is alive, after it was
+// asked, until its end. What systemd said stays in the environment, so that the next is
+// watched too; without it, or when it is about another process, nobody is asked.
+func TestWatchdogEachTime(t *testing.T) {
+	c := listenNotify(t, filepath.Join(t.TempDir(), "notify"))
+	for i, x := range []struct {
+		usec  string
+		pid   int
+		asked int
+	}{
+		{"2000", os.Getpid(), 3},
+		{"", 0, 3}, // as it was left
+		{"2000", os.Getpid() + 1, 0},
+		{"0", os.Getpid(), 0},
+		{"2000", os.Getpid(), 3},
+	} {
+		if x.usec != "" {
+			t.Setenv("WATCHDOG_USEC", x.usec)
+			t.Setenv("WATCHDOG_PID", strconv.Itoa(x.pid))
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		asked := 0
+		watchdog(ctx, slog.New(slog.DiscardHandler), func() {
+			if asked++; asked == x.asked {
+				cancel()
+			}
+		})
+		cancel()
+		if asked < x.asked || asked > x.asked+1 { // the end and a tick may come together
+			t.Errorf("%d: asked %d times, want %d", i, asked, x.asked)
+		}
+		buf := make([]byte, 256)
+		for range asked {
+			if n, err := c.Read(buf); err != nil || string(buf[:n]) != "WATCHDOG=1" {
+				t.Errorf("%d: %q, %v", i, buf[:n], err)
+			}
+		}
+	}
 }

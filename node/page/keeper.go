@@ -45,32 +45,26 @@ func NewKeeper(host *datagram.Host) *Keeper {
 func (k *Keeper) Run(stop <-chan struct{}) {
 	w, end := k.host.WatchCongestion()
 	defer end()
-	settle := time.NewTimer(settleEvery)
-	defer settle.Stop()
+	looks := newLookTimes()
+	defer looks.timer.Stop()
 	pace := time.NewTimer(0)
 	defer pace.Stop()
-	var rested time.Time // no look before
-	soon := false
 	for {
 		select {
 		case <-stop:
 			return
-		case <-settle.C:
-			soon = false
+		case <-looks.timer.C:
 			begun := time.Now()
 			k.settle()
-			rested = time.Now().Add(settleShare * time.Since(begun))
-			settle.Reset(max(settleEvery, time.Until(rested)))
+			looks.done(time.Since(begun))
 			continue
 		case list := <-w.C:
-			if k.follow(list) && !soon {
-				soon = true
-				settle.Reset(max(settleSoon, time.Until(rested)))
+			if k.follow(list) {
+				looks.hurry()
 			}
 		}
-		if w.Lost.Swap(false) && !soon {
-			soon = true
-			settle.Reset(max(settleSoon, time.Until(rested)))
+		if w.Lost.Swap(false) {
+			looks.hurry()
 		}
 		pace.Reset(followEvery)
 		select {
@@ -79,6 +73,33 @@ func (k *Keeper) Run(stop <-chan struct{}) {
 		case <-pace.C:
 		}
 	}
+}
+
+// lookTimes is when the keeper looks at all that is congested: settleEvery after it has done so, or
+// settleSoon after the first that asks for it since, and never within settleShare times as long
+// as the last look took. What asks again does not put it off.
+type lookTimes struct {
+	timer  *time.Timer
+	soon   bool      // somebody has asked since the last look
+	rested time.Time // no look before
+}
+
+func newLookTimes() *lookTimes { return &lookTimes{timer: time.NewTimer(settleEvery)} }
+
+// hurry asks for a look soon.
+func (l *lookTimes) hurry() {
+	if !l.soon {
+		l.soon = true
+		l.timer.Reset(max(settleSoon, time.Until(l.rested)))
+	}
+}
+
+// done says that a look is over, and how long it took.
+func (l *lookTimes) done(took time.Duration) {
+	l.soon = false
+	rest := settleShare * took
+	l.rested = time.Now().Add(rest)
+	l.timer.Reset(max(settleEvery, rest))
 }
 
 // follow notes changes, and reports whether a port became congested.

@@ -3,6 +3,7 @@ package page
 import (
 	"net/netip"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/rdsd/rdsd/node/datagram"
@@ -69,4 +70,53 @@ func TestKeeperReadersOfOthers(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestKeeperLooks: a look is due settleEvery after the last, or settleSoon after the first that
+// asked since, however many ask behind it; and after one that took long not before it has
+// rested for settleShare times as long.
+func TestKeeperLooks(t *testing.T) {
+	const ms = time.Millisecond
+	for _, x := range []struct {
+		what  string
+		took  time.Duration   // of the look before
+		asked []time.Duration // since
+		want  time.Duration
+	}{
+		{"nobody asks", 0, nil, settleEvery},
+		{"nobody asks after a slow one", settleEvery / 10, nil, 10 * settleEvery},
+		{"one asks", 0, []time.Duration{0}, settleSoon},
+		{"one asks later", 0, []time.Duration{300 * ms}, 300*ms + settleSoon},
+		{"many ask", 0, []time.Duration{0, 1, settleSoon / 2, settleSoon - 1}, settleSoon},
+		{"shortly before it is due", 0, []time.Duration{settleEvery - 1}, settleEvery - 1 + settleSoon},
+		{"one asks after a slow one", 30 * ms, []time.Duration{0}, settleShare * 30 * ms},
+		{"after its rest", 30 * ms, []time.Duration{settleShare * 30 * ms}, settleShare*30*ms + settleSoon},
+	} {
+		t.Run(x.what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := newLookTimes()
+				defer l.timer.Stop()
+				for range 2 { // the second as the first
+					l.done(x.took)
+					begun := time.Now()
+					for _, at := range x.asked {
+						time.Sleep(at - time.Since(begun))
+						l.hurry()
+					}
+					<-l.timer.C
+					if got := time.Since(begun); got != x.want {
+						t.Errorf("looks after %v, want %v", got, x.want)
+					}
+				}
+			})
+		})
+	}
+	synctest.Test(t, func(t *testing.T) {
+		begun := time.Now()
+		l := newLookTimes()
+		<-l.timer.C
+		if got := time.Since(begun); got != settleEvery {
+			t.Errorf("the first look is after %v, want %v", got, settleEvery)
+		}
+	})
 }
