@@ -87,6 +87,7 @@ func TestEndsAtEveryLook(t *testing.T) {
 		s := d.bindRing(localAddr)
 		to := s.LocalAddr()
 		each(t, "bind", bind(d.dial()))
+		each(t, "bind", bind(d.dial(WithFrontEnd(Rings))))
 		each(t, "send", func(ctx context.Context) error { return s.Send(ctx, to, []byte("x")) })
 	})
 	t.Run("grpc", func(t *testing.T) {
