@@ -56,20 +56,19 @@ const (
 //
 // A reactor may wait for another thread of its daemon, which holds a lock or all that Go's
 // scheduler lets run at a time, and has no processor itself. Where nobody else is at work
-// that is what the daemon does to itself. Where others use the machine it is theirs, and
-// counts as the reactor's own wait does.
+// that is what the daemon does to itself. Where others use the machine nobody knows: it is
+// deducted from nothing, and where it is a quarter and more the stall is reported as not judged.
 func blamed(s span, p *phase) (b blame, machine time.Duration) {
-	waits := p.Waits
-	if p.others > calm {
-		waits = p.Any
-	}
-	n := max(overlap(slices.Concat(p.Late, p.Own), s.From, s.To), waited(waits, s.From, s.To))
+	n := max(overlap(slices.Concat(p.Late, p.Own), s.From, s.To), waited(p.Waits, s.From, s.To))
 	machine = time.Duration(n)
 	switch late := time.Duration(s.Late); {
 	case late-machine <= stallLimit:
 		return nobodys, machine
 	case machine > late/4:
 		return machines, machine
+	}
+	if all := time.Duration(waited(p.Any, s.From, s.To)); p.others > calm && all > time.Duration(s.Late)/4 {
+		return machines, all
 	}
 	return thedaemons, machine
 }
@@ -120,6 +119,7 @@ func TestBlame(t *testing.T) {
 		{"threads waited, half of it", phase{canaryReport: canaryReport{Waits: []span{at(1100, 60), at(1200, 60)}}}, at(1000, 300), machines},
 		{"another thread of the daemon waited, half of it", phase{canaryReport: canaryReport{Any: []span{at(1100, 150)}}}, at(1000, 300), thedaemons},
 		{"the same where others use the machine", phase{others: 1, canaryReport: canaryReport{Any: []span{at(1100, 150)}}}, at(1000, 300), machines},
+		{"the same, all of it", phase{others: 1, canaryReport: canaryReport{Any: []span{at(1000, 300)}}}, at(1000, 300), machines},
 		{"others use the machine, and nobody waited", phase{others: 1}, at(1000, 300), thedaemons},
 		{"a little, of a long stall", phase{canaryReport: canaryReport{Late: []span{at(1100, 60)}}}, at(1000, 1000), thedaemons},
 		{"the same lateness, seen twice", phase{victimsReport: victimsReport{Own: []span{at(1100, 60)}}, canaryReport: canaryReport{Late: []span{at(1100, 60)}}}, at(1000, 300), thedaemons},
