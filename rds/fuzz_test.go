@@ -144,6 +144,9 @@ func (m *machine) run() {
 		if m.pins != nil && m.pins.rng.Intn(3) == 0 {
 			m.act(m.pins.rng)
 		}
+		if m.pins != nil {
+			m.actMore(m.pins.rng)
+		}
 		m.actions()
 		m.check()
 		m.pin()
@@ -187,6 +190,7 @@ func (m *machine) instruction() {
 	case 0:
 		port := m.port()
 		o := SocketOptions{SndBufBytes: int(m.u8()) << 10, RcvBufBytes: int(m.u8()) << 8}
+		m.owned(&o, uint32(port)%3)
 		var b *fuzzSink
 		if port%4 == 3 {
 			b = &fuzzSink{m: m}
@@ -439,13 +443,13 @@ func (m *machine) check() {
 			m.t.Errorf("%v: %d bytes and %d datagrams in the send buffer", s.Addr(), i.SendQueued, i.Undecided)
 		}
 		if b, _ := s.opt.Sink.(*fuzzSink); b != nil {
-			if i.RecvMem != b.used || i.RecvN != b.n || b.left != i.Undecided || i.Held > i.Undecided {
+			if i.RecvMem != b.used || i.RecvN != b.n+s.paired.Datagrams || b.left != i.Undecided || i.Held > i.Undecided {
 				m.t.Errorf("%v: %+v; its client holds %d datagrams and %d bytes and waits for %d", s.Addr(), i, b.n, b.used, b.left)
 			}
 		} else if i.RecvMem < 0 || i.RecvMem > i.Hard || i.RecvQueued < 0 || i.RecvN < 0 {
 			m.t.Errorf("%v: %d bytes received, hard limit %d", s.Addr(), i.RecvMem, i.Hard)
 		}
-		if i.RecvQueued > s.Options().RcvBufBytes && !i.Congested {
+		if i.RecvQueued-s.paired.Bytes > s.soft() && !i.Congested {
 			m.t.Errorf("%v: %d bytes queued of %d and not congested", s.Addr(), i.RecvQueued, s.Options().RcvBufBytes)
 		}
 		sum += int64(i.SendQueued + i.RecvMem)
@@ -488,8 +492,8 @@ func (m *machine) end() {
 	for len(m.links) > 0 {
 		m.unlink(m.links[0])
 	}
-	if u := m.e.memory(); u != 0 {
-		m.t.Errorf("%d bytes of the budget are used in the end", u)
+	if m.e.memory(); m.cfg.Budget.Datagrams() != 0 {
+		m.t.Errorf("%d bytes of the budget are used in the end", m.cfg.Budget.Datagrams())
 	}
 	if n := buf.InUse() - m.held; n != 0 {
 		m.t.Errorf("%d bytes of receive buffers are held in the end", n)

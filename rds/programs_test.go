@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/internal/stats"
 	"github.com/rdsd/rdsd/internal/transcript"
 	"github.com/rdsd/rdsd/transport"
@@ -35,6 +36,7 @@ func TestPrograms(t *testing.T) {
 		m.e.Watch(seed%2 == 0)
 		m.pins = &pins{rng: rng}
 		m.cfg.MaxPeers = 6
+		m.more(seed)
 		m.run()
 		c := m.e.Counters()
 		sum.Add(&c)
@@ -55,6 +57,10 @@ type pins struct {
 	noted int        // of machine.trace
 	rng   *rand.Rand // of what act does
 	was   []uint64
+
+	pairs  map[*Socket]int // bytes set aside; nil: the program has no pairs
+	traces bool
+	users  []*quota.Account
 }
 
 // pin ends a step: what was noted in it, and what the engine shows behind it.
@@ -70,6 +76,7 @@ func (m *machine) pin() {
 	m.e.End()
 	bud := m.cfg.Budget
 	fmt.Fprintf(&b, "\nnow %v, next %v %v; %d sending, %d held, %d refused; here %d", m.now, at, due, bud.Sending(), bud.Held(), bud.Refused.Load(), m.e.Here())
+	m.checkUsers(&b)
 	for _, s := range m.socks {
 		size, n := queueOf(s).Peek()
 		fmt.Fprintf(&b, "\n%v %+v pressed %v next %d of %d in flight %d filled by %v", s.Addr(), s.Info(), s.SendersWait(), size, n, s.InFlight(), s.Culprits(3))

@@ -1,6 +1,7 @@
 package rds
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/rdsd/rdsd/conn"
@@ -40,6 +41,32 @@ func (e *Engine) holds(t testing.TB) {
 				t.Errorf("%v is closed, and still looked after", s.Addr())
 			}
 		}
+	}
+	// Somebody lets paused links go on: a socket that has no room, or a port that is held.
+	resumed := len(e.full) == 0 || len(e.held.owner)+len(e.held.bound) > 0
+	for _, s := range e.bound {
+		resumed = resumed || s.wasFull
+	}
+	if !resumed {
+		t.Errorf("%d peers wait for room, and every socket has some", len(e.full))
+	}
+	named := map[uint32]int{}
+	for _, pe := range e.order {
+		if pe.origin.named && !pe.answered {
+			named[pe.origin.uid]++
+		}
+		if pe.isFull != slices.Contains(e.full, pe) {
+			t.Errorf("%v: waits for room: %v", pe.addr, pe.isFull)
+		}
+	}
+	for uid, of := range e.named {
+		if of.peers != named[uid] {
+			t.Errorf("user %d: %d peers are counted that it named and that never answered, and %d are there", uid, of.peers, named[uid])
+		}
+		delete(named, uid)
+	}
+	if len(named) > 0 {
+		t.Errorf("peers that users named are not counted: %v", named)
 	}
 	runs := func(what string, wanted bool, tm *timer) {
 		if wanted && tm.t == nil {

@@ -51,7 +51,9 @@ func newOfferer(t *testing.T, c offers) *offerer {
 func (o *offerer) settle() {
 	o.run()
 	o.advance(50 * time.Millisecond)
-	o.r.Queue().RecvRun(&Run{}, 1<<20, 1<<30)
+	var r Run
+	o.r.Queue().RecvRun(&r, 1<<20, 1<<30)
+	r.Release()
 	o.r.ReadAll(o.now)
 }
 
@@ -73,10 +75,14 @@ func (o *offerer) offer(lengths []uint32, report Report, tag uint64) (n int, err
 		}
 		n = o.s.SendRun(o.now, o.r.Addr(), fuzzPayload[:all], lengths, tag, report)
 	}
+	run := n
 	for ; n < len(lengths); n++ { // what a run does not take is offered by itself
 		if err = o.s.Send(o.now, o.r.Addr(), fuzzPayload[:lengths[n]], tag+uint64(n), report); err != nil {
 			break
 		}
+	}
+	if o.runs && (run > 0 || o.account == nil) && n > run { // one of no user, or that has begun, goes as far as it may
+		o.t.Errorf("a run took %d datagrams, and %d more were accepted behind it", run, n-run)
 	}
 	o.a.End()
 	return n, err
@@ -100,6 +106,11 @@ func TestRunsAcceptWhatSingleSendsDo(t *testing.T) {
 		case 2:
 			c.sndBuf = 1 << rng.Intn(15)
 		}
+		exact := rng.Intn(3) == 0 // everything is full to the last byte
+		if exact {
+			c.limit = int64(1+rng.Intn(60)) * 4 * (64 + msgBytes)
+			c.sndBuf = 64 << rng.Intn(15)
+		}
 		x, y := newOfferer(t, c), newOfferer(t, c)
 		x.runs = true
 		others := rng.Int63n(c.limit / 3)
@@ -108,7 +119,9 @@ func TestRunsAcceptWhatSingleSendsDo(t *testing.T) {
 		for step := range 30 {
 			lengths := make([]uint32, 1+rng.Intn(40))
 			for i := range lengths {
-				lengths[i] = uint32(rng.Intn(most))
+				if lengths[i] = uint32(rng.Intn(most)); exact {
+					lengths[i] = 64
+				}
 			}
 			if step%10 == 5 { // memory that others have
 				for _, o := range [...]*offerer{x, y} {

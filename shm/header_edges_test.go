@@ -121,6 +121,25 @@ func laidOut(t *testing.T, h *Header) {
 	}
 }
 
+// TestLargestArena: an arena has 2^40 bytes at most.
+func TestLargestArena(t *testing.T) {
+	s := Spec{Local: testLocal, SendArena: 1 << 16, RecvArena: 1 << 16}
+	for _, c := range []struct {
+		bytes uint64
+		good  bool
+	}{{1 << 40, true}, {1 << 41, false}} {
+		h, err := s.header()
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.RecvArenaBytes = c.bytes
+		h.RegionBytes = h.RecvArenaOff + c.bytes
+		if err := h.check(h.RegionBytes); (err == nil) != c.good {
+			t.Errorf("%d bytes: %v", c.bytes, err)
+		}
+	}
+}
+
 // TestHeaderFits: what fits to the last byte is good, and what ends a byte later is not.
 func TestHeaderFits(t *testing.T) {
 	s := Spec{Local: testLocal, Flows: 8, Sends: 8, Events: 8, Receives: 8, Releases: 8, SendArena: 1 << 16, RecvArena: 1 << 16}

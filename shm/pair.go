@@ -72,9 +72,8 @@ func CreatePair(id uint64, bytes int) (*Pair, error) {
 	}
 	p := NoPair()
 	p.Bytes = uint64(bytes)
-	if err := p.make(id); err != nil {
+	if err := p.make(id); err != nil { // to map something is its last step: nothing is mapped
 		p.Lent()
-		p.Close()
 		p.Disown()
 		return nil, err
 	}

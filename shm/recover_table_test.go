@@ -2,6 +2,7 @@ package shm
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -44,6 +45,10 @@ func TestSendTableEdges(t *testing.T) {
 		g := readTable(c.recs, head, c.taken, local)
 		if c.wrong != (g.Err != nil) || g.Err != nil && !errors.Is(g.Err, unix.EBADMSG) {
 			t.Errorf("%s: %v", c.what, g.Err)
+		}
+		if says := map[string]string{"two of one descriptor": "descriptor 4 stands twice", "the one behind it": "descriptor 6; 5 were taken", "more than all": "3 datagrams, 4 finished",
+			"a part, and one more was taken": "12 datagrams were taken, 9 are finished, 2 are not"}[c.what]; says != "" && !strings.Contains(g.Err.Error(), says) {
+			t.Errorf("%s: %v, want %q", c.what, g.Err, says)
 		}
 		if len(g.Open) != c.open {
 			t.Errorf("%s: %+v is open, want %d", c.what, g.Open, c.open)
