@@ -357,3 +357,46 @@ func TestLinksAreNamed(t *testing.T) {
 		}
 	}
 }
+
+// TestUnknownFlags: a flag that nobody knows is refused with each operation, beside whatever else
+// is asked for, and each that is known is refused only where it means nothing.
+func TestUnknownFlags(t *testing.T) {
+	i := Info{Size: 1 << 20, LogicalBlock: 512, PhysicalBlock: 512, MaxBytes: MaxIO, MaxDiscard: MaxSize, MaxWriteZeroes: MaxSize, FUA: true, FastZero: true}
+	for op := range numOps {
+		for flags := range 256 {
+			n := uint64(512)
+			if op == OpFlush {
+				n = 0
+			}
+			f := Flags(flags)
+			wrong := f&^allFlags != 0 || f&(NoUnmap|FastZero) != 0 && op != OpWriteZeroes
+			if err := i.CheckRange(op, f, 0, n); wrong != errors.Is(err, ErrRequest) || !wrong && err != nil {
+				t.Errorf("%v with flags %#x: %v", op, flags, err)
+			}
+		}
+	}
+}
+
+// TestCloseLetsGoOfMemory: what was mapped of a file is not mapped any more when it is closed,
+// however often its size has changed.
+func TestCloseLetsGoOfMemory(t *testing.T) {
+	f, path := tmpfsFile(t, 1<<20, FileOptions{})
+	mapped := func() int {
+		b, err := os.ReadFile("/proc/self/maps")
+		if err != nil {
+			t.Skipf("elsewhere: %v", err)
+		}
+		return strings.Count(string(b), path)
+	}
+	for _, size := range []uint64{2 << 20, 4096, 1 << 20} {
+		if err := f.Resize(size); err != nil {
+			t.Fatal(err)
+		}
+		if n := mapped(); n != 1 {
+			t.Errorf("mapped %d times at a size of %d", n, size)
+		}
+	}
+	if err := f.Close(); err != nil || mapped() != 0 {
+		t.Errorf("closed, and mapped %d times: %v", mapped(), err)
+	}
+}

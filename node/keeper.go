@@ -134,13 +134,7 @@ func (n *Node) keep(stop <-chan struct{}) {
 		case <-t.C:
 		}
 		resident := k.look()
-		wait := keepIdle
-		if n.clients.Lacks() {
-			wait = client.FeedEvery
-		}
-		if d := resident - last; d > limitStep || d < -limitStep || resident > n.deps.Memory.Limit()/4 {
-			wait = min(wait, keepEvery)
-		}
+		wait := nextLook(resident, last, n.deps.Memory.Limit(), n.clients.Lacks())
 		last = resident
 		if whole.Load() {
 			k.quiet.look(time.Now())
@@ -151,6 +145,19 @@ func (n *Node) keep(stop <-chan struct{}) {
 		}
 		t.Reset(wait)
 	}
+}
+
+// nextLook is how long the keeper waits after a look: little while what is resident changes by
+// more than a step or is much of the limit, and while a client lacks pages that it is fed.
+func nextLook(resident, last, limit int64, lacks bool) time.Duration {
+	wait := keepIdle
+	if lacks {
+		wait = client.FeedEvery
+	}
+	if d := resident - last; d > limitStep || d < -limitStep || resident > limit/4 {
+		wait = min(wait, keepEvery)
+	}
+	return wait
 }
 
 // look reads how much is resident, and does what that asks for.
