@@ -34,7 +34,6 @@ type canaryReport struct {
 	Relay   row
 	Late    []span // the canary itself was late
 	Waits   []span // threads of the watched waited for a processor, the sum of the processes
-	Any     []span // the same with every thread of the daemons, beside those of their reactors
 	At      []look // at the daemons' reactors
 	Greet   row    // a peer that nobody knew is greeted
 	Session row    // a session of volumes is let in
@@ -181,20 +180,18 @@ func healthy(s *Stage, _ netip.Addr) error {
 // watch reads how long threads waited for a processor (proc(5), schedstat: the
 // second number).
 func (c *canary) watch(o canaryOrder) {
-	waits, every := map[string]int64{}, map[string]int64{}
+	waits := map[string]int64{}
 	last := monotonic()
 	for {
 		time.Sleep(waitsEvery)
-		now, sum, all := monotonic(), int64(0), int64(0) // of the last look until this one
+		now, sum := monotonic(), int64(0) // of the last look until this one
 		var at []look
 		for _, pid := range o.Daemons {
 			sum += worst(pid, "rdsd/", waits)
-			all += worst(pid, "", every)
 			at = append(at, look{now, looked(pid)})
 		}
 		for _, pid := range o.Victims {
-			n := worst(pid, "", waits)
-			sum, all = sum+n, all+n
+			sum += worst(pid, "", waits)
 		}
 		c.mu.Lock()
 		c.now.At = append(c.now.At, at...)
@@ -205,9 +202,6 @@ func (c *canary) watch(o canaryOrder) {
 		}
 		if sum > int64(lateFrom) {
 			c.now.Waits = append(c.now.Waits, span{last, now, sum})
-		}
-		if all > int64(lateFrom) {
-			c.now.Any = append(c.now.Any, span{last, now, all})
 		}
 		c.mu.Unlock()
 		last = now

@@ -250,7 +250,6 @@ func (r *run) measured(what string, before usage) (p phase) {
 	// A stall at the border of two phases: what was late before counts too.
 	was := p
 	p.Late, p.Waits, p.Own = slices.Concat(r.before.Late, p.Late), slices.Concat(r.before.Waits, p.Waits), slices.Concat(r.before.Own, p.Own)
-	p.Any = slices.Concat(r.before.Any, p.Any)
 	r.before = was
 	p.Rows["greeting"], p.Rows["session"], p.Rows["health"] = p.Greet, p.Session, p.Health
 	r.judge(what, p)

@@ -53,11 +53,6 @@ const (
 // for a processor. What of it the machine took is deducted; and where that is a
 // quarter and more the rest is the machine's too, for nobody knows what of what it does
 // the controls do not notice.
-//
-// A reactor may wait for another thread of its daemon, which holds a lock or all that Go's
-// scheduler lets run at a time, and has no processor itself. Where nobody else is at work
-// that is what the daemon does to itself. Where others use the machine nobody knows: it is
-// deducted from nothing, and where it is a quarter and more the stall is reported as not judged.
 func blamed(s span, p *phase) (b blame, machine time.Duration) {
 	n := max(overlap(slices.Concat(p.Late, p.Own), s.From, s.To), waited(p.Waits, s.From, s.To))
 	machine = time.Duration(n)
@@ -66,9 +61,6 @@ func blamed(s span, p *phase) (b blame, machine time.Duration) {
 		return nobodys, machine
 	case machine > late/4:
 		return machines, machine
-	}
-	if all := time.Duration(waited(p.Any, s.From, s.To)); p.others > calm && all > time.Duration(s.Late)/4 {
-		return machines, all
 	}
 	return thedaemons, machine
 }
@@ -90,8 +82,8 @@ func (r *run) stalls(what string, p *phase) {
 				at[l.What]++
 			}
 		}
-		text := fmt.Sprintf("%s: the probe's round trip from %s on took %v; controls of the same moment: relay and watch %v late, the victims' own %v, threads waited %v, with all of the daemons' %v, and others used %.1f processors; the reactors were at %v",
-			what, r.since(s.From), time.Duration(s.Late), time.Duration(overlap(p.Late, s.From, s.To)), time.Duration(overlap(p.Own, s.From, s.To)), time.Duration(waited(p.Waits, s.From, s.To)), time.Duration(waited(p.Any, s.From, s.To)), p.others, at)
+		text := fmt.Sprintf("%s: the probe's round trip from %s on took %v; controls of the same moment: relay and watch %v late, the victims' own %v, threads waited %v; the reactors were at %v",
+			what, r.since(s.From), time.Duration(s.Late), time.Duration(overlap(p.Late, s.From, s.To)), time.Duration(overlap(p.Own, s.From, s.To)), time.Duration(waited(p.Waits, s.From, s.To)), at)
 		if b == machines {
 			r.t.Logf("REPORT not judged, as the machine stood for %v: %s", machine, text)
 			r.unjudged++
@@ -117,10 +109,6 @@ func TestBlame(t *testing.T) {
 		{"the relay too, all of it", phase{canaryReport: canaryReport{Late: []span{at(1010, 140)}}}, at(1000, 150), nobodys},
 		{"the victims too, half of it", phase{victimsReport: victimsReport{Own: []span{at(1100, 150)}}}, at(1000, 300), machines},
 		{"threads waited, half of it", phase{canaryReport: canaryReport{Waits: []span{at(1100, 60), at(1200, 60)}}}, at(1000, 300), machines},
-		{"another thread of the daemon waited, half of it", phase{canaryReport: canaryReport{Any: []span{at(1100, 150)}}}, at(1000, 300), thedaemons},
-		{"the same where others use the machine", phase{others: 1, canaryReport: canaryReport{Any: []span{at(1100, 150)}}}, at(1000, 300), machines},
-		{"the same, all of it", phase{others: 1, canaryReport: canaryReport{Any: []span{at(1000, 300)}}}, at(1000, 300), machines},
-		{"others use the machine, and nobody waited", phase{others: 1}, at(1000, 300), thedaemons},
 		{"a little, of a long stall", phase{canaryReport: canaryReport{Late: []span{at(1100, 60)}}}, at(1000, 1000), thedaemons},
 		{"the same lateness, seen twice", phase{victimsReport: victimsReport{Own: []span{at(1100, 60)}}, canaryReport: canaryReport{Late: []span{at(1100, 60)}}}, at(1000, 300), thedaemons},
 	} {
