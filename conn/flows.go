@@ -115,7 +115,7 @@ func (c *Conn) done(p *Lane, m *Msg, o Outcome, why Why) {
 	} else {
 		m.aft.fore = m.fore
 	}
-	m.fore, m.aft, m.where = nil, nil, nowhere
+	m.fore, m.aft = nil, nil
 	s.messages--
 	s.owner.Completed(m, o, why)
 }

@@ -486,6 +486,7 @@ func (p *Lane) onControl(now time.Duration, h *wire.Header, f *transport.Frame) 
 		p.c.ctr.CongUpdateReceived++
 		return p.c.owner.Told(now, ToldPorts, f.Payload)
 	case wire.CtlRefuse:
+		defer p.searched()
 		return wire.ParseRefusals(f.Payload, func(r wire.Refusal) error { return p.onRefusal(now, r) })
 	case wire.CtlAskPorts:
 		return p.c.owner.Told(now, ToldAsk, f.Payload)

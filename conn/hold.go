@@ -218,10 +218,8 @@ func (p *Lane) onRefusal(now time.Duration, r wire.Refusal) error {
 		p.lateRef = append(p.lateRef, r)
 		return nil
 	}
-	if r.Seq <= p.search.last {
-		if p.search.backs++; p.search.backs > maxBacks {
-			return errRefusedBack
-		}
+	if p.search.spent > looksMost {
+		return errRefusedFar
 	}
 	l, m := p.sentAs(r.Seq)
 	// All that left in that frame (join.go).
@@ -231,59 +229,72 @@ func (p *Lane) onRefusal(now time.Duration, r wire.Refusal) error {
 		p.refusedMsg(now, m, r.Reason)
 		m = next
 	}
-	p.search.from(m, r.Seq)
+	p.search.in, p.search.at = l, m
 	return nil
 }
 
-// search is where the search for refused messages goes on. A peer decides how many it
-// refuses, at 12 bytes each, and each search from the beginning would cost as much as is
-// unacknowledged. The refusals of a peer that keeps to the rules rise with the sequences, so
-// that all of them together cost one walk over the list.
+// search is the search for refused messages. A peer decides how many it refuses, at 12 bytes
+// each, and each search from the beginning costs as much as is unacknowledged. Those of one
+// control message rise with the sequences if the peer keeps to the rules, so the search goes on where it
+// ended (and no longer than for that message: what it points at may be done then, and be another
+// lane's); and an acknowledgement follows, which takes what was passed by out of the way.
 type search struct {
-	at    *Msg   // the message behind the last one refused, if it still is what it was
-	seq   uint64 // its sequence then
-	last  uint64 // that was refused
-	backs int    // refusals of this link that were not above the one before
+	in    *list  // where the last refused message stood
+	at    *Msg   // behind it
+	spent int    // looks that no message has paid for by being done
+	first uint64 // the lowest sequence that was out when spent was last paid off
 }
 
-// maxBacks is how many refusals of a link may be out of order.
-const maxBacks = 64
+// A message that is done pays for looksEach looks; a peer that has looksMost unpaid loses its link.
+// One that keeps to the rules has what is out looked through once, and then acknowledges it.
+const (
+	looksEach = 64
+	looksMost = 1 << 22
+)
 
-var errRefusedBack = errors.New("it refuses messages in no order")
+var errRefusedFar = errors.New("it refuses messages far behind what it acknowledges")
 
-// from has the search go on at m, or at the beginning if m is nil.
-func (s *search) from(m *Msg, last uint64) {
-	// Messages of our own do not know their lane.
-	for m != nil && m.Kind != MsgData {
-		m = m.next
-	}
-	if s.at, s.seq, s.last = m, 0, last; m != nil {
-		s.seq = m.seq
-	}
-}
+// searched ends the search of one control message.
+func (p *Lane) searched() { p.search.in, p.search.at = nil, nil }
 
 // sentAs finds the message with sequence seq, the first if several left in one frame, or the
 // first behind where it would be; and the list that it stands in. If a link was lost since it
 // was sent, it stands in retrans. If it is in neither list it was given up meanwhile (giveUp),
 // and no socket waits for its outcome.
 func (p *Lane) sentAs(seq uint64) (*list, *Msg) {
+	s := &p.search
+	if s.in == nil {
+		s.pay(p)
+	}
 	for _, l := range [...]*list{&p.unacked, &p.retrans} {
 		if l.tail == nil || l.tail.seq < seq {
 			continue
 		}
-		in, m := inSent, l.head
-		if l == &p.retrans {
-			in = inRetrans
-		}
-		if at := p.search.at; at != nil && at.where == in && at.slot == p.slot && at.seq == p.search.seq && at.seq <= seq && at.seq > 0 {
-			m = at
+		m := l.head
+		if s.in == l && s.at != nil && s.at.seq <= seq {
+			m = s.at
 		}
 		for ; m != nil && m.seq < seq; m = m.next {
+			s.spent++
 			p.c.com.Looked++
 		}
 		return l, m
 	}
 	return nil, nil
+}
+
+// pay lets what is not out any more pay for looks.
+func (s *search) pay(p *Lane) {
+	first := p.nextSeq
+	for _, l := range [...]*list{&p.unacked, &p.retrans} {
+		if l.head != nil {
+			first = min(first, l.head.seq)
+		}
+	}
+	if first > s.first {
+		s.spent = max(0, s.spent-looksEach*int(min(first-s.first, looksMost)))
+		s.first = first
+	}
 }
 
 func (p *Lane) refusedMsg(now time.Duration, m *Msg, why wire.Reason) {

@@ -480,7 +480,6 @@ func (p *Lane) established(now time.Duration) {
 	p.paused, p.again = false, false
 	p.sinceAck.frames, p.sinceAck.bytes = 0, 0
 	p.probed, p.answer, p.heard, p.seqOwner, p.toldPending = false, false, false, nil, nil
-	p.search.backs = 0
 	p.c.allow()
 	if p.c.kind.kernel() && !p.c.may().get {
 		// A rule has changed: the next peer that connects shows its kind again.

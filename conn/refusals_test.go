@@ -164,14 +164,10 @@ func muchOut(t *testing.T, n int) (*world, *Lane) {
 	return w, p
 }
 
-// TestRefusalsOneByOne: each of many refusals is found without a walk over all that is out.
-func TestRefusalsOneByOne(t *testing.T) {
-	const out = 10000
-	w, p := muchOut(t, out)
-	last := p.unacked.tail.seq
-	first := last - out + 1
+// refuser refuses messages of p as its peer, a control message for each call.
+func refuser(w *world, p *Lane) func(refused ...uint64) error {
 	seq := uint64(2)
-	refuse := func(refused ...uint64) error {
+	return func(refused ...uint64) error {
 		var l []string
 		for _, s := range refused {
 			l = append(l, fmt.Sprintf("%d:no-port", s))
@@ -182,31 +178,63 @@ func TestRefusalsOneByOne(t *testing.T) {
 		w.take()
 		return err
 	}
-	for i := uint64(out / 2); i < out-10; i += 5 {
-		if err := refuse(first+i, first+i+2); err != nil {
-			t.Fatal(err)
-		}
-		if i%1000 == 0 { // the beginning of the list goes, and the search goes on where it was
-			if err := w.recvOne(p, fmt.Sprintf("ack ack=%d csum", first+i/10)); err != nil {
-				t.Fatal(err)
-			}
-			w.take()
-		}
+}
+
+// TestRefusalsAreSearchedOnce: those of one message cost one walk over what is out, in whatever list and
+// however many there are, and each is found.
+func TestRefusalsAreSearchedOnce(t *testing.T) {
+	const out = 10000
+	w, p := muchOut(t, out)
+	first := p.unacked.tail.seq - out + 1
+	var refused []uint64
+	for i := uint64(0); i < out; i += 10 {
+		refused = append(refused, first+i)
 	}
-	if looked := w.com.Looked; looked > 2*out {
-		t.Errorf("%d messages were looked at for 2000 refusals of %d that are out", looked, out)
+	if err := refuser(w, p)(refused...); err != nil {
+		t.Fatal(err)
 	}
-	if n := p.unacked.messages; n > out-2000+10 {
+	if looked := w.com.Looked; looked > out+uint64(len(refused)) {
+		t.Errorf("%d messages were looked at for %d refusals of %d that are out", looked, len(refused), out)
+	}
+	if n := p.unacked.messages; n > out-len(refused)+10 {
 		t.Errorf("%d of %d are out still", n, out)
 	}
-	// In no order they are taken too, but few.
-	for i := range maxBacks {
-		if err := refuse(last - 1000 - 5*uint64(i)); err != nil {
-			t.Fatalf("refusal %d: %v", i, err)
-		}
+	if p.search.at != nil || p.search.in != nil {
+		t.Error("the search goes on behind its message")
 	}
-	if err := refuse(last - 2000); !errors.Is(err, errRefusedBack) {
-		t.Errorf("one more in no order: %v", err)
+}
+
+// TestRefusalsOneByOne: a peer that acknowledges what it has refused may refuse whatever it
+// likes, and one that does not has no more looked at than it may.
+func TestRefusalsOneByOne(t *testing.T) {
+	const out = 10000
+	w, p := muchOut(t, out)
+	refuse := refuser(w, p)
+	first := p.unacked.tail.seq - out + 1
+	for i := uint64(0); i < out/2; i += 2 {
+		if err := refuse(first + i + 1); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.recvOne(p, fmt.Sprintf("ack ack=%d csum", first+i+1)); err != nil {
+			t.Fatal(err)
+		}
+		w.take()
+	}
+	if looked := w.com.Looked; looked > out || p.search.spent > 1 {
+		t.Errorf("%d messages were looked at of %d that are out, %d are not paid for", looked, out, p.search.spent)
+	}
+	before := w.com.Looked
+	p.search.spent = looksMost - 100000
+	left := p.unacked.messages
+	var err error
+	for i := 0; err == nil && i < left/2; i++ {
+		err = refuse(p.unacked.tail.seq - 1 - uint64(i))
+	}
+	if !errors.Is(err, errRefusedFar) {
+		t.Errorf("half of %d that are out refused, the last ones first: %v", left, err)
+	}
+	if looked := w.com.Looked - before; looked > 100000+uint64(left) {
+		t.Errorf("%d messages were looked at, 100,000 were left to be looked at and %d are out", looked, left)
 	}
 	if p.state == Up {
 		t.Error("the link is still there")

@@ -507,8 +507,14 @@ func (p *Lane) Wrote(now time.Duration) bool {
 	ref := p.lateRef
 	p.lateRef = nil
 	for _, r := range ref {
-		p.onRefusal(now, r)
+		if err := p.onRefusal(now, r); err != nil {
+			// Nothing is acknowledged then: it may cover what the others refuse.
+			p.lateAck = 0
+			p.Drop(now, err)
+			break
+		}
 	}
+	p.searched()
 	if a := p.lateAck; a != 0 {
 		p.lateAck = 0
 		p.ack(now, a)
