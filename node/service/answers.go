@@ -85,6 +85,28 @@ func (a *answers) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo
 	return resp, err
 }
 
+// stream is the interceptor of calls that stream. A message that a handler has sent is kept
+// after its call is over, too, until the client has given window for it, and a description of this API
+// (reflection) has some 50 KiB.
+func (a *answers) stream(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	return handler(srv, &chargedStream{ss, a})
+}
+
+type chargedStream struct {
+	grpc.ServerStream
+	answers *answers
+}
+
+func (s *chargedStream) SendMsg(m any) error {
+	if p, ok := m.(proto.Message); ok {
+		var err error
+		if m, err = s.answers.charged(identityFrom(s.Context()).UID, p); err != nil {
+			return err
+		}
+	}
+	return s.ServerStream.SendMsg(m)
+}
+
 // turn waits until a list may be made for the user.
 func (a *answers) turn(ctx context.Context, uid uint32) (end func(), err error) {
 	a.mu.Lock()

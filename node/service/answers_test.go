@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -155,7 +156,22 @@ func TestAnswersOverTheWire(t *testing.T) {
 	if _, err := a.ListSockets(t.Context(), &rdsdv1.ListSocketsRequest{}); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("without memory: %v", err)
 	}
+	describe := func() error {
+		s, err := reflectionpb.NewServerReflectionClient(dialSocket(t, w.deps.Config)).ServerReflectionInfo(t.Context())
+		if err != nil {
+			return err
+		}
+		s.Send(&reflectionpb.ServerReflectionRequest{MessageRequest: &reflectionpb.ServerReflectionRequest_FileContainingSymbol{FileContainingSymbol: "rdsd.v1.Admin"}})
+		_, err = s.Recv()
+		return err
+	}
+	if err := describe(); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("without memory, a stream: %v", err)
+	}
 	w.services.answers.memory = w.deps.Memory
+	if err := describe(); err != nil {
+		t.Errorf("a description of the API: %v", err)
+	}
 	before := used() // the connection's own
 	r, err := a.ListSockets(t.Context(), &rdsdv1.ListSocketsRequest{})
 	if err != nil || len(r.GetSocket()) != sockets {

@@ -174,6 +174,7 @@ func (f *Front) newServer(register func(grpc.ServiceRegistrar), local bool) *grp
 			auth.StreamServerInterceptor(withIdentity),
 			callLimit{f.deps.Limiter, f.deps.Count}.stream(),
 			recovery.StreamServerInterceptor(onPanic),
+			f.answers.stream,
 		),
 	)
 	register(s)
