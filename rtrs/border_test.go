@@ -143,13 +143,14 @@ func TestLittleRoomForHeaders(t *testing.T) {
 		f := newFakeClient(t, ClientConfig{})
 		p := f.add(1)
 		chunks := chunksOf(4, 64, c.hdr)
-		if c.ok {
-			f.connect(p, chunks, ours, 7)
-		} else if p.Dialed(f.now, 0, rsp(chunks, ours)); p.State() != Closing {
-			// What would come of it.
-			f.connect(p, chunks, ours, 7)
+		for i := range f.c.cfg.Conns {
+			p.Dialed(f.now, i, rsp(chunks, ours))
 		}
-		if p.State() == Connected {
+		if p.State() == Connecting {
+			if err := p.Received(f.now, 0, info(chunks, 7), 0, false); err != nil {
+				t.Fatal(err)
+			}
+			// What would be beyond the chunk.
 			r := &Req{Op: Read, Usr: make([]byte, MaxUsr), Data: make([]byte, 64)}
 			if err := f.c.Submit(f.now, r); err != nil {
 				t.Fatal(err)

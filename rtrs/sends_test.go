@@ -157,3 +157,32 @@ func TestFencingLooks(t *testing.T) {
 	}
 	wantErr(t, q.Received(g.now, 0, m.Append(nil), 0, false), ErrProtocol)
 }
+
+// TestTwiceOnAnotherPath: a kernel's client sends what it had on a lost path again on another one; a
+// second request in that chunk there ends that path too, and none of them begins at the store.
+func TestTwiceOnAnotherPath(t *testing.T) {
+	cfg := smallServer
+	cfg.NoInvalidate = true // the key is good for a second write
+	f := newFakeServer(t, cfg)
+	p, ds := f.up(someone{session: 1, path: 1, attempt: 1, addr: 1, name: "a", kernel: true})
+	q, dq := f.up(someone{session: 1, path: 2, attempt: 1, addr: 2, name: "a", kernel: true, late: true})
+	f.up(someone{session: 1, path: 3, attempt: 1, addr: 3, name: "a", kernel: true, late: true})
+	data := bytes.Repeat([]byte{1}, 512)
+	if err := f.put(p, 1, ds, 2, Write, data); err != nil {
+		t.Fatal(err)
+	}
+	old := one(t, f.reqs)
+	if err := f.put(q, 1, dq, 2, Write, data); err != nil || p.State() != Closing {
+		t.Fatalf("sent again on another path: %v, the first is %v", err, p.State())
+	}
+	wantErr(t, f.put(q, 1, dq, 2, Write, data), ErrProtocol)
+	if q.State() != Closing {
+		t.Fatalf("the path is %v", q.State())
+	}
+	q.Gone(f.now)
+	p.Gone(f.now)
+	f.s.Reply(f.now, old, 0, nil)
+	if len(f.reqs) != 1 || q.State() != Dead || q.inflight != 0 {
+		t.Errorf("%d requests at the store, the path is %v with %d", len(f.reqs), q.State(), q.inflight)
+	}
+}

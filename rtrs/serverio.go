@@ -68,7 +68,8 @@ func (p *ServerPath) arrived(conn int, w transport.Placed, i rtrswire.Imm) error
 	}
 	c, k := &e.chunks[id], &p.keys[id]
 	// The store is still reading or writing there: a client that fences waits until it is not.
-	if c.req != nil && (p.fences || c.req.Path == p) {
+	// So does one that has another waiting there: that would wait on for a path that is given up.
+	if c.req != nil && (p.fences || c.req.Path == p || c.next != nil && c.next.Path == p) {
 		return p.violation(fmt.Errorf("%w: a request in chunk %d, which has one", ErrProtocol, id))
 	}
 	// Unsigned: an address below the chunk's becomes a large offset, and is refused with those
