@@ -32,7 +32,7 @@ func (p *Lane) ack(now time.Duration, a uint64) error {
 	if a >= p.nextSeq {
 		return errAckAhead
 	}
-	if len(p.lateRef) > 0 {
+	if p.search != nil && len(p.search.late) > 0 {
 		// Refusals wait for Wrote, and this acknowledgement may cover the messages they
 		// refuse.
 		p.lateAck = max(p.lateAck, a)

@@ -438,7 +438,7 @@ func (c *Conn) restart(now time.Duration, keep *Lane, why Why) {
 				return true
 			})
 		}
-		p.lateRef, p.lateAck, p.ackSeen, p.search = nil, 0, 0, search{}
+		p.search, p.lateAck, p.ackSeen = nil, 0, 0
 		if p.writing {
 			// The shell is reading the payloads: Wrote ends them.
 			p.forget = why

@@ -208,17 +208,22 @@ func (p *Lane) onRefusal(now time.Duration, r wire.Refusal) error {
 	if r.Seq == 0 || r.Seq >= p.nextSeq {
 		return errAckAhead
 	}
-	if len(p.lateRef) > 0 || p.writing && p.inwrite.head != nil && r.Seq >= p.inwrite.head.seq && r.Seq <= p.inwrite.tail.seq {
+	s := p.search
+	if s == nil {
+		s = new(search)
+		p.search = s
+	}
+	if len(s.late) > 0 || p.writing && p.inwrite.head != nil && r.Seq >= p.inwrite.head.seq && r.Seq <= p.inwrite.tail.seq {
 		// The other side was quicker than our own write call. Its next refusals wait too,
 		// because refusals are taken in order. There are no more refusals than messages
 		// out, so a peer cannot grow this without end.
-		if len(p.lateRef) > p.inwrite.n+p.retrans.n+p.unacked.n {
+		if len(s.late) > p.inwrite.n+p.retrans.n+p.unacked.n {
 			return errAckAhead
 		}
-		p.lateRef = append(p.lateRef, r)
+		s.late = append(s.late, r)
 		return nil
 	}
-	if p.search.spent > looksMost {
+	if s.spent > looksMost {
 		return errRefusedFar
 	}
 	l, m := p.sentAs(r.Seq)
@@ -229,20 +234,26 @@ func (p *Lane) onRefusal(now time.Duration, r wire.Refusal) error {
 		p.refusedMsg(now, m, r.Reason)
 		m = next
 	}
-	p.search.in, p.search.at = l, m
+	s.in, s.at = l, m
 	return nil
 }
 
-// search is the search for refused messages. A peer decides how many it refuses, at 12 bytes
-// each, and each search from the beginning costs as much as is unacknowledged. Those of one
-// control message rise with the sequences if the peer keeps to the rules, so the search goes on where it
-// ended (and no longer than for that message: what it points at may be done then, and be another
-// lane's); and an acknowledgement follows, which takes what was passed by out of the way.
+// search is what a lane keeps for a peer that refuses, from its first refusal on: the search
+// for refused messages above all. A peer decides how many it refuses, at 12 bytes each, and
+// each search from the beginning costs as much as is unacknowledged. Those of one control
+// message rise with the sequences if the peer keeps to the rules, so the search goes on where
+// it ended (and no longer than for that message: what it points at may be done then, and be
+// another lane's); and an acknowledgement follows, which takes what was passed by out of the
+// way.
 type search struct {
 	in    *list  // where the last refused message stood
 	at    *Msg   // behind it
 	spent int    // looks that no message has paid for by being done
 	first uint64 // the lowest sequence that was out when spent was last paid off
+
+	// late are of messages in inwrite: the peer was quicker than our own write call. Wrote
+	// takes them.
+	late []wire.Refusal
 }
 
 // A message that is done pays for looksEach looks; a peer that has looksMost unpaid loses its link.
@@ -255,14 +266,18 @@ const (
 var errRefusedFar = errors.New("it refuses messages far behind what it acknowledges")
 
 // searched ends the search of one control message.
-func (p *Lane) searched() { p.search.in, p.search.at = nil, nil }
+func (p *Lane) searched() {
+	if p.search != nil {
+		p.search.in, p.search.at = nil, nil
+	}
+}
 
 // sentAs finds the message with sequence seq, the first if several left in one frame, or the
 // first behind where it would be; and the list that it stands in. If a link was lost since it
 // was sent, it stands in retrans. If it is in neither list it was given up meanwhile (giveUp),
 // and no socket waits for its outcome.
 func (p *Lane) sentAs(seq uint64) (*list, *Msg) {
-	s := &p.search
+	s := p.search
 	if s.in == nil {
 		s.pay(p)
 	}

@@ -131,11 +131,10 @@ type Lane struct {
 	// messages with a higher sequence that were sent on an earlier link never arrived.
 	through uint64
 	ackSeen uint64 // the last acknowledgement taken on this link, 0: none
-	// lateAck and lateRef are an acknowledgement and refusals of messages in inwrite:
-	// the peer was quicker than our own write call. Wrote takes them.
+	// lateAck is an acknowledgement of messages in inwrite: the peer was quicker than our own
+	// write call. Wrote takes it.
 	lateAck uint64
-	lateRef []wire.Refusal
-	search  search // for refused messages
+	search  *search // nil: the peer has refused nothing
 	// txOff counts the bytes put into batches on this link. Msg.end is such an offset;
 	// a kernel peer's TCP acknowledges by it (net/rds/tcp_send.c, rds_tcp_is_acked).
 	txOff   uint64

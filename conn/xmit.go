@@ -504,8 +504,10 @@ func (p *Lane) Wrote(now time.Duration) bool {
 	// meanwhile, refusals before the acknowledgement: it may cover refused messages, which
 	// would count as delivered.
 	p.unacked.splice(&p.inwrite)
-	ref := p.lateRef
-	p.lateRef = nil
+	var ref []wire.Refusal
+	if p.search != nil {
+		ref, p.search.late = p.search.late, nil
+	}
 	for _, r := range ref {
 		if err := p.onRefusal(now, r); err != nil {
 			// Nothing is acknowledged then: it may cover what the others refuse.
