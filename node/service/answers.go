@@ -31,6 +31,9 @@ const (
 	// collectEvery how often they are collected for that.
 	answerPatience = 200 * time.Millisecond
 	collectEvery   = time.Second
+	// collectAfter is how long answers are charged at most while nobody else collects: a
+	// daemon with little to do may not for minutes.
+	collectAfter = 10 * time.Second
 )
 
 // lists are the calls whose answers have as many parts as the node has of something.
@@ -52,10 +55,13 @@ var lists = map[string]bool{
 // answers bounds the answers of a node's calls.
 type answers struct {
 	memory *quota.Node
+	after  time.Duration // collectAfter
 
 	mu        sync.Mutex
 	turns     map[uint32]*turns // guarded by mu; of users that make lists, or wait for that
 	collected time.Time         // guarded by mu
+	charges   int               // answers that are charged; guarded by mu
+	due       *time.Timer       // collects while there are charges; guarded by mu, nil: there were none
 }
 
 // turns are a user's.
@@ -65,7 +71,7 @@ type turns struct {
 }
 
 func newAnswers(memory *quota.Node) *answers {
-	return &answers{memory: memory, turns: map[uint32]*turns{}}
+	return &answers{memory: memory, after: collectAfter, turns: map[uint32]*turns{}}
 }
 
 // unary is the interceptor.
@@ -151,12 +157,41 @@ func (a *answers) charged(uid uint32, m proto.Message) (any, error) {
 	}
 	// From here on the bytes have the charge, whatever becomes of them.
 	b := make([]byte, 0, n)
+	a.begin()
 	runtime.AddCleanup(&b[:1][0], func(n int64) {
 		account.Give(quota.Calls, n)
 		account.Close()
+		a.mu.Lock()
+		a.charges--
+		a.mu.Unlock()
 	}, int64(n))
 	b, err = proto.MarshalOptions{UseCachedSize: true}.MarshalAppend(b, m)
 	return client.Encoded(b), err
+}
+
+// begin counts an answer that is charged, and has what is charged collected in time.
+func (a *answers) begin() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.charges++; a.due == nil {
+		a.due = time.AfterFunc(a.after, a.overdue)
+	} else if a.charges == 1 {
+		a.due.Reset(a.after)
+	}
+}
+
+// overdue collects what is charged still, and again later if something is charged then: its
+// client does not read it.
+func (a *answers) overdue() {
+	a.mu.Lock()
+	charged := a.charges > 0
+	if charged {
+		a.due.Reset(a.after)
+	}
+	a.mu.Unlock()
+	if charged {
+		a.collect()
+	}
 }
 
 // collect has the collector find what was sent, or dropped, now and then.

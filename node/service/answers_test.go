@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"runtime/debug"
 	"testing"
 	"time"
 
@@ -118,6 +119,26 @@ func TestAnswersAreCharged(t *testing.T) {
 		return node.Used() == 0 && len(node.Holders()) == 0
 	})
 	runtime.KeepAlive(got)
+}
+
+// TestAnswersAreCollected: nobody is charged for long for what is gone, in a daemon that has nothing
+// else to collect; and what is read late is found later.
+func TestAnswersAreCollected(t *testing.T) {
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // nobody else collects
+	node := quota.New(1<<30, nil)
+	a := newAnswers(node)
+	a.after = time.Millisecond
+	kept, err := a.charged(1000, longAnswer(10000))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.charged(1000, longAnswer(10000)); err != nil {
+		t.Fatal(err)
+	}
+	length := node.Used() / 2
+	await.Until(t, time.Minute, "What is gone is charged no more.", func() bool { return node.Used() == length })
+	runtime.KeepAlive(kept)
+	await.Until(t, time.Minute, "What went later neither.", func() bool { return node.Used() == 0 })
 }
 
 // TestAnswersOverTheWire: calls of clients have their answers charged, and read them.
