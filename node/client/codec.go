@@ -51,10 +51,23 @@ func (datagramCodec) Unmarshal(data mem.BufferSlice, v any) error {
 // marshaler is a message that lays itself out.
 type marshaler interface{ marshal() mem.BufferSlice }
 
-// Encoded is a message in its bytes.
-type Encoded []byte
+// Encoded is a message in its bytes, more than 1 KiB of them. Done is called when gRPC has written them, but not
+// if their stream is reset before that.
+type Encoded struct {
+	Bytes []byte
+	Done  func()
+}
 
-func (e Encoded) marshal() mem.BufferSlice { return mem.BufferSlice{mem.SliceBuffer(e)} }
+func (e Encoded) marshal() mem.BufferSlice {
+	return mem.BufferSlice{mem.NewBuffer(&e.Bytes, written(e.Done))}
+}
+
+// written is the pool of a single buffer, to which it comes back when it has been written.
+type written func()
+
+func (written) Get(n int) *[]byte { return new(make([]byte, n)) }
+
+func (f written) Put(*[]byte) { f() }
 
 // inMsg is one message of a client: either batch is set (isBatch) or msg is.
 // It is reused from message to message; release before the next.

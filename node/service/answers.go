@@ -19,7 +19,7 @@ import (
 // gRPC takes an answer whole and keeps it until its client has given window for the last
 // byte. So a user has so many answers made at a time, each of which is a tree of messages
 // first, and is charged for those that are large as long as their bytes are in memory. When that
-// is over gRPC does not tell: a stream that is reset drops what it has queued. The
+// is over gRPC does not always tell: a stream that is reset drops what it has queued. The
 // collector knows.
 
 const (
@@ -155,18 +155,19 @@ func (a *answers) charged(uid uint32, m proto.Message) (any, error) {
 		account.Close()
 		return nil, err
 	}
-	// From here on the bytes have the charge, whatever becomes of them.
-	b := make([]byte, 0, n)
+	// From here on the bytes have the charge, until they are written or, if they never are, gone.
 	a.begin()
-	runtime.AddCleanup(&b[:1][0], func(n int64) {
-		account.Give(quota.Calls, n)
+	end := sync.OnceFunc(func() {
+		account.Give(quota.Calls, int64(n))
 		account.Close()
 		a.mu.Lock()
 		a.charges--
 		a.mu.Unlock()
-	}, int64(n))
+	})
+	b := make([]byte, 0, n)
+	runtime.AddCleanup(&b[:1][0], func(end func()) { end() }, end)
 	b, err = proto.MarshalOptions{UseCachedSize: true}.MarshalAppend(b, m)
-	return client.Encoded(b), err
+	return client.Encoded{Bytes: b, Done: end}, err
 }
 
 // begin counts an answer that is charged, and has what is charged collected in time.
