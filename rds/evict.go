@@ -63,7 +63,7 @@ func (e *Engine) makeRoom(now time.Duration, o origin) error {
 		of.next = now + evictEvery
 		e.named[o.uid] = of
 	}
-	if len(e.order) >= most && !e.evict(now, func(*Peer) bool { return true }) {
+	if len(e.order) >= most && !e.Evict(now) {
 		return rdserr.With(rdserr.ErrNoMemory, "the limit of %d peers (limits.max_peers) is reached, and none of those looked at rests", most)
 	}
 	return nil
