@@ -109,7 +109,9 @@ type Conn struct {
 	slots [wire.MaxLanes]*Lane
 	made  uint8
 	flows *[flowSlots]flowLane // which lane a source port uses
-	links uint64               // links begun so far, see Lane.serial
+	// chosen says that one of flows has chosen its lane.
+	chosen bool
+	links  uint64 // links begun so far, see Lane.serial
 
 	// Time (tick.go).
 

@@ -350,6 +350,7 @@ func TestLaneConnectedForAFlowAtRest(t *testing.T) {
 			ports = append(ports, s)
 		}
 	}
+	w.c.chosen = true // as if another flow had been the first
 	w.send(ports[0], 4000, w.cfg.LaneLoad, false)
 	w.settle()
 	for i, s := range ports[1:] {

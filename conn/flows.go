@@ -32,12 +32,12 @@ func (c *Conn) flow(sport uint16) *flowLane {
 	return &c.flows[uint32(sport)*0x9e3779b1>>16%flowSlots]
 }
 
-// laneFor keeps all messages of one source port on one lane, as the kernel does
-// (RDS_MPATH_HASH), and tells both. It is asked before a message counts in out.
+// laneFor keeps all messages of one source port on one lane, as the kernel does, and tells
+// both. It is asked before a message counts in out.
 func (c *Conn) laneFor(now time.Duration, sport uint16) (*Lane, *flowLane) {
 	f := c.flow(sport)
 	if !f.chosen {
-		f.chosen, f.lane = true, f.at%uint8(c.nlanes)
+		f.chosen, f.lane = true, c.firstLane(f)
 	}
 	p := c.lanes[f.lane]
 	if p == nil {
@@ -54,6 +54,18 @@ func (c *Conn) laneFor(now time.Duration, sport uint16) (*Lane, *flowLane) {
 		}
 	}
 	return p, f
+}
+
+// firstLane chooses the lane of f: by a hash of the port, as kernels do (RDS_MPATH_HASH). But
+// the first flow to an rdsd goes on lane 0, which is there for the handshake: a peer to which
+// one socket sends needs no second link.
+func (c *Conn) firstLane(f *flowLane) uint8 {
+	first := c.kind == KindRdsd && !c.chosen
+	c.chosen = true
+	if first {
+		return 0
+	}
+	return f.at % uint8(c.nlanes)
 }
 
 // load returns the bytes that are on the lane before the next message: waiting, or sent and
@@ -126,6 +138,7 @@ func (c *Conn) forgetFlows() {
 	if c.flows == nil {
 		return
 	}
+	c.chosen = false
 	for i := range c.flows {
 		c.flows[i].chosen, c.flows[i].unknown = false, false
 	}

@@ -153,11 +153,11 @@ func rdsdWay(bytes int, front string, addrs ...string) func(time.Duration) (samp
 }
 
 // Source ports of the sender and of the pings, which share a lane however many
-// there are (conn.Conn.lane): small datagrams behind large ones are the hard
+// there are, whichever sends first (conn.Conn.firstLane): small datagrams behind large ones are the hard
 // case, and random ports would show either at random.
 const (
-	flowPort = 6000
-	pingPort = 7113
+	flowPort = 6006
+	pingPort = 7104
 )
 
 // flow starts a receiver at the last daemon and a sender at the first one.
