@@ -55,12 +55,18 @@ type StateChange struct {
 	Err      error
 }
 
+// msgBlock is how many messages are made at a time: an address with few peers is to have few.
+const msgBlock = 16
+
+// Trim lets the messages go that are kept for another use.
+func (x *Common) Trim() { x.Spare, x.free, x.msgs = 0, nil, nil }
+
 // NewMsg returns an empty message.
 func (x *Common) NewMsg() *Msg {
 	m := x.free
 	if m == nil {
 		if len(x.msgs) == 0 {
-			x.msgs = make([]Msg, 64)
+			x.msgs = make([]Msg, msgBlock)
 		}
 		m = &x.msgs[0]
 		x.msgs = x.msgs[1:]

@@ -304,6 +304,12 @@ func (c *Conn) End() {
 	c.EachLane(func(p *Lane) { p.attempt = p.nextAttempt() })
 }
 
+// Trim lets go what is kept for messages to come and nothing needs now.
+func (c *Conn) Trim() {
+	c.EachLane(func(p *Lane) { p.queue.trim() })
+	c.trimFlows()
+}
+
 // Queue sizes, for the administrator and for budgets.
 type Queued struct {
 	Queued, QueuedBytes   int

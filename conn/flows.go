@@ -132,6 +132,20 @@ func (c *Conn) done(p *Lane, m *Msg, o Outcome, why Why) {
 	s.owner.Completed(m, o, why)
 }
 
+// trimFlows lets go which lanes flows have, if no message of any may still arrive: they choose
+// anew. To a kernel a port keeps its lane.
+func (c *Conn) trimFlows() {
+	if c.kind != KindRdsd || c.flows == nil {
+		return
+	}
+	for i := range c.flows {
+		if f := &c.flows[i]; f.out > 0 || f.unknown {
+			return
+		}
+	}
+	c.flows, c.chosen = nil, false
+}
+
 // forgetFlows forgets the choice of every flow. The number of lanes is about to be agreed
 // on again, and nothing is under way on the old ones.
 func (c *Conn) forgetFlows() {

@@ -61,7 +61,7 @@ func (c *Conn) lists(which int) (l []queueView) {
 	}
 	c.EachLane(func(p *Lane) {
 		if which&NotSent != 0 {
-			for i := range p.queue.lists {
+			for i := range p.queue.all() {
 				l = append(l, queueView{p.queue.lists[i].head, p.idx, false})
 			}
 			for _, port := range p.heldPorts() {

@@ -35,7 +35,6 @@ type Lane struct {
 	slot uint8
 	// state changes in event alone (state.go; docs/protocol.md, "The life of a lane").
 	state State
-	since time.Duration // when the state began
 
 	// Links and attempts (docs/protocol.md, "Who connects").
 	//
@@ -44,6 +43,13 @@ type Lane struct {
 	// number; a report that names another number than the current one is late and changes
 	// nothing: no byte of an older link enters a newer one.
 
+	// tryErr says that lastErr is of an attempt to connect: become forgets it then.
+	tryErr bool
+	// wasUp is set once the peer has used a link or asked for one. The side that
+	// connects then keeps trying although it has nothing to send: the other side
+	// may have something, and cannot connect.
+	wasUp bool
+	since time.Duration // when the state began
 	// attempt numbers the attempts to connect and the accepted connections.
 	attempt uint64
 	// dialled is the number the lane had when the current attempt began.
@@ -58,12 +64,6 @@ type Lane struct {
 	reconnects uint64        // attempts after the first, for the administrator
 	lastErr    error         // why the last link or attempt ended
 	errAt      time.Duration // when that was
-	// tryErr says that lastErr is of an attempt to connect: become forgets it then.
-	tryErr bool
-	// wasUp is set once the peer has used a link or asked for one. The side that
-	// connects then keeps trying although it has nothing to send: the other side
-	// may have something, and cannot connect.
-	wasUp bool
 	// retryAt is, in state Error, when to try again, and in Connecting, when the
 	// attempt has failed for want of an answer. Never in other states.
 	retryAt time.Duration
@@ -74,26 +74,27 @@ type Lane struct {
 	// serial numbers the link among all links of the connection. It tells an older link
 	// from a newer one across lanes, which attempt, counted for each lane, cannot.
 	serial uint64
+	// probedAt is when our handshake ping was queued, if probed, so that its answer is not waited for
+	// longer than ProbeTimeout.
+	probedAt time.Duration
+	// toldPending are the NPATHS of our pings that a kernel has not answered, the oldest
+	// first. An answer confirms the first of them (Conn.known).
+	toldPending []int
+	// seqOwner is the lane whose receive sequence counts the frames of this link, if a
+	// kernel opened it for another of its lanes than we thought; nil means this lane.
+	seqOwner *Lane
 	// ready says that datagrams may be sent on this link.
 	ready bool
-	// probed says that our handshake ping is queued or sent; probedAt is when, so
-	// that its answer is not waited for longer than ProbeTimeout.
-	probed   bool
-	probedAt time.Duration
+	// probed says that our handshake ping is queued or sent.
+	probed bool
 	// synced says that a kernel has received something of our present numbers: on
 	// its next links datagrams need not wait for a handshake.
 	synced bool
 	// answer says that an answer to the peer's handshake ping is queued: more pings
 	// are answered by the same one.
 	answer bool
-	// toldPending are the NPATHS of our pings that a kernel has not answered, the oldest
-	// first. An answer confirms the first of them (Conn.known).
-	toldPending []int
 	// heard says that a frame came on this link. An rdsd's first is a handshake.
 	heard bool
-	// seqOwner is the lane whose receive sequence counts the frames of this link, if a
-	// kernel opened it for another of its lanes than we thought; nil means this lane.
-	seqOwner *Lane
 
 	// Sending (xmit.go, ack.go; docs/protocol.md, "Sequence", "Acknowledgement").
 	//
@@ -127,6 +128,8 @@ type Lane struct {
 	// forget is why the peer's state ended while inwrite was being written: Wrote then
 	// completes inwrite as unknown. WhyNone if the state has not ended.
 	forget Why
+	pongs  uint8 // answers to pings in control, at most maxPongs
+	tells  uint8 // messages of Tell in control, at most maxTells
 	// through is the last sequence that an rdsd has received, by its handshake answer;
 	// messages with a higher sequence that were sent on an earlier link never arrived.
 	through uint64
@@ -147,8 +150,6 @@ type Lane struct {
 	// sinceAck counts what was sent since an acknowledgement was last asked for
 	// (net/rds/rds.h, cp_unacked_packets and cp_unacked_bytes).
 	sinceAck struct{ frames, bytes int }
-	pongs    int    // answers to pings in control, at most maxPongs
-	tells    int    // messages of Tell in control, at most maxTells
 	sentB    uint64 // bytes sent on all links, for the administrator
 
 	// Credits of this link, between two rdsd (docs/protocol.md, "Credits").
@@ -194,11 +195,9 @@ type Lane struct {
 	// readSerial is the serial of the link that moved expected last. If one kernel lane
 	// came over several of ours, it finds the one whose sequence is the newest.
 	readSerial uint64
-	// ackPending asks for an acknowledgement with the next batch; ackDue is when one is
-	// sent that was not asked for.
-	ackPending bool
-	ackDue     time.Duration
-	ackedRx    uint64 // the last acknowledgement sent on this link
+	// ackDue is when an acknowledgement is sent that was not asked for.
+	ackDue  time.Duration
+	ackedRx uint64 // the last acknowledgement sent on this link
 	// refusing are the ports of which a datagram was refused for want of room: later
 	// ones must not overtake it, and are refused until one bears FlagResume.
 	refusing map[uint16]struct{}
@@ -209,19 +208,21 @@ type Lane struct {
 	// refusals counts those in refused and in messages that are not acknowledged; they
 	// are memory, and refusalsMost bounds them.
 	refusals int
+	lastRx   time.Duration // when the peer last gave a sign of life
+	recvB    uint64        // bytes received on all links, for the administrator
+	// ackPending asks for an acknowledgement with the next batch.
+	ackPending bool
 	// again says that the peer's last sequenced frame was a retransmission: while it
 	// sends again, its acknowledgements of our refusals stand behind that.
-	again  bool
-	lastRx time.Duration // when the peer last gave a sign of life
+	again bool
 	// paused says that the link of a kernel is not read because a receiver is full.
 	paused bool
-	recvB  uint64 // bytes received on all links, for the administrator
 
 	// Congestion of our own ports, told on lane 0 alone (xmit.go, fillCongestion;
 	// docs/protocol.md, "Congestion").
 
+	congDirty bool          // there may be a newer map than congVer
 	congVer   uint64        // version of our map that was told on this link, 0: none
-	congDirty bool          // there may be a newer one
 	congAt    time.Duration // when the last whole map was sent
 
 	// Signs of life (tick.go; docs/protocol.md, "Heartbeats").

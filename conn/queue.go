@@ -7,11 +7,11 @@ package conn
 // one list, in their order (D2). A frame is not interrupted: the kernel's framing has no
 // fragments.
 type queue struct {
-	lists    [queueLists]list
-	order    uint32 // lists with something in them, 4 bits each, the lowest first: the one whose turn it is
-	nonEmpty uint8  // lists with at least one message
-	left     int    // bytes the first may still send before the next has its turn
-	n        int    // datagrams
+	lists    *[queueLists]list // made by the first message, kept until trim
+	order    uint32            // lists with something in them, 4 bits each, the lowest first: the one whose turn it is
+	nonEmpty uint8             // lists with at least one message
+	left     int               // bytes the first may still send before the next has its turn
+	n        int               // datagrams
 	bytes    int
 }
 
@@ -26,6 +26,7 @@ func (q *queue) list(m *Msg) (*list, uint8) {
 }
 
 func (q *queue) push(m *Msg) {
+	q.ready()
 	l, i := q.list(m)
 	if l.head == nil {
 		q.add(i)
@@ -34,6 +35,28 @@ func (q *queue) push(m *Msg) {
 	m.where = inQueue
 	q.n += m.Datagrams()
 	q.bytes += len(m.Payload)
+}
+
+// ready makes the lists, for a message that comes.
+func (q *queue) ready() {
+	if q.lists == nil {
+		q.lists = new([queueLists]list)
+	}
+}
+
+// trim lets the lists go if nothing stands in them.
+func (q *queue) trim() {
+	if q.n == 0 {
+		q.lists = nil
+	}
+}
+
+// all are the lists there are.
+func (q *queue) all() []list {
+	if q.lists == nil {
+		return nil
+	}
+	return q.lists[:]
 }
 
 // add puts list i behind the others that have something.
@@ -101,12 +124,16 @@ func (q *queue) remove(m *Msg) {
 
 // front puts all messages of o before those that wait, each before its own flow.
 func (q *queue) front(o *list) {
+	if o.head == nil {
+		return
+	}
 	var first queue
 	// In a queue of their own first: pushed one by one before the others they would come out
 	// the wrong way round.
 	for o.head != nil {
 		first.push(o.pop())
 	}
+	q.ready()
 	q.n += first.n
 	q.bytes += first.bytes
 	for i := range first.lists {
@@ -137,7 +164,7 @@ func (q *queue) each(f func(m *Msg) (take bool)) {
 
 // moveTo appends everything to l, the flows one after the other.
 func (q *queue) moveTo(l *list) {
-	for i := range q.lists {
+	for i := range q.all() {
 		l.splice(&q.lists[i])
 	}
 	*q = queue{}

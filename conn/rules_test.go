@@ -102,7 +102,7 @@ func (w *world) checkLists(p *Lane) {
 		}
 	}
 	n, bytes := 0, 0
-	for i := range p.queue.lists {
+	for i := range p.queue.all() {
 		l := &p.queue.lists[i]
 		is("queue", l, inQueue)
 		n, bytes = n+l.n, bytes+l.bytes
@@ -146,7 +146,7 @@ func (w *world) checkLists(p *Lane) {
 // checkRefusals checks that each refusal is counted until the peer acknowledges it, and
 // that nothing from the first one on that has not left is acknowledged.
 func (w *world) checkRefusals(p *Lane) {
-	n, pongs, tells, unsent := len(p.refused), 0, 0, uint64(0)
+	n, pongs, tells, unsent := len(p.refused), uint8(0), uint8(0), uint64(0)
 	for _, l := range []*list{&p.retrans, &p.control, &p.unacked, &p.inwrite} {
 		for m := l.head; m != nil; m = m.next {
 			switch m.Kind {
@@ -257,7 +257,7 @@ func (w *world) checkLent() {
 	}
 	w.c.pending.each(count)
 	w.c.EachLane(func(p *Lane) {
-		for i := range p.queue.lists {
+		for i := range p.queue.all() {
 			p.queue.lists[i].each(count)
 		}
 		for _, h := range p.holds {

@@ -43,6 +43,7 @@ var update = flag.Bool("update", false, "write the expected lines of testdata/*.
 //	close PORT                         the socket that sent to PORT is closed
 //	tell                               a control message of the owner's
 //	alive LANE                         the peer's TCP took a part of a batch
+//	trim                               what is kept for messages to come is let go
 //	connect                            to a peer that may wait for it
 //	address                            ours has left the machine
 //	queued                             datagrams on their way, up to one of 7 bytes
@@ -303,6 +304,8 @@ func (w *world) step(words []string) {
 	case "alive":
 		p := lane()
 		p.Alive(w.now, p.attempt)
+	case "trim":
+		w.c.Trim()
 	case "connect":
 		w.c.Connect(w.now)
 	case "address":

@@ -116,7 +116,10 @@ func (k *walk) oneLane(which func(*Lane) bool) *Lane {
 
 func (k *walk) run() []string {
 	k.say("%s", k.word("send 5000>4000 10", "send 5000>4000 10", "send 5000>4000 10 want", "connect", "blocked on"))
-	for range walkSteps {
+	for i := range walkSteps {
+		if i%11 == 10 {
+			k.say("trim")
+		}
 		k.next()
 	}
 	w := k.w

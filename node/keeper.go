@@ -109,6 +109,13 @@ type keeper struct {
 	buf     [128]byte
 }
 
+// trim lets go what is kept for the next burst.
+func (n *Node) trim() {
+	if n.hosts != nil {
+		n.hosts.Trim()
+	}
+}
+
 // keep runs until stop is closed.
 func (n *Node) keep(stop <-chan struct{}) {
 	f, err := os.Open("/proc/self/statm")
@@ -137,7 +144,7 @@ func (n *Node) keep(stop <-chan struct{}) {
 		wait := nextLook(resident, last, n.deps.Memory.Limit(), n.clients.Lacks())
 		last = resident
 		if whole.Load() {
-			k.quiet.look(time.Now())
+			k.quiet.look(time.Now(), n.trim)
 		}
 		n.services.Sweep(time.Now())
 		if n.hosts != nil {

@@ -10,7 +10,8 @@ import (
 // After a burst, such as a thousand peers that connect, a daemon that has nothing more to
 // do keeps what the burst left: the collector runs when garbage has outgrown what lives
 // by gcPercent, so it may not run again for hours, and what it frees Go keeps for a
-// while. A quiet daemon collects for that reason alone, and gives back what is free.
+// while. A quiet daemon collects for that reason alone, and gives back what is free. Before, it
+// lets go what its parts keep for the next burst.
 
 const (
 	quietFor = 5 * time.Second
@@ -42,11 +43,12 @@ func (q *quiet) tidied(now time.Time, allocated uint64, held int64) {
 	q.since, q.allocated, q.kept = now, allocated, held
 }
 
-// look collects where that is due.
-func (q *quiet) look(now time.Time) {
+// look trims and collects where that is due.
+func (q *quiet) look(now time.Time, trim func()) {
 	if !q.due(now, allocatedBytes(), goBytes()) {
 		return
 	}
+	trim()
 	runtime.GC() // what pools keep is let go by the second collection
 	debug.FreeOSMemory()
 	q.tidied(now, allocatedBytes(), goBytes())

@@ -51,19 +51,21 @@ func TestQuiet(t *testing.T) {
 // TestTidied: what a burst left goes back to the machine, and what lives stays.
 func TestTidied(t *testing.T) {
 	var q quiet
+	trims := 0
+	trim := func() { trims++ }
 	garbage := make([][]byte, 512)
 	for i := range garbage {
 		garbage[i] = make([]byte, 64<<10)
 		garbage[i][0] = 1
 	}
-	q.look(time.Now())
+	q.look(time.Now(), trim)
 	held := goBytes()
 	clear(garbage)
-	if q.look(time.Now().Add(quietFor - time.Second)); q.kept != 0 {
+	if q.look(time.Now().Add(quietFor-time.Second), trim); q.kept != 0 || trims != 0 {
 		t.Fatal("tidied up too early")
 	}
-	q.look(time.Now().Add(quietFor))
-	if now := goBytes(); q.kept == 0 || held-now < 24<<20 {
-		t.Errorf("Go had %d KiB of the process and has %d, with 32 MiB of garbage between", held>>10, now>>10)
+	q.look(time.Now().Add(quietFor), trim)
+	if now := goBytes(); q.kept == 0 || trims != 1 || held-now < 24<<20 {
+		t.Errorf("Go had %d KiB of the process and has %d, with 32 MiB of garbage between, and what is kept was let go %d times", held>>10, now>>10, trims)
 	}
 }

@@ -309,6 +309,24 @@ func (e *Engine) Fill(now time.Duration, p *conn.Lane, b *transport.Batch) bool 
 	return ok
 }
 
+// Trim lets go what is kept for traffic to come, of trimPeers peers from number from on. It
+// returns the number to go on with, 0 at the end. It is called between steps.
+func (e *Engine) Trim(from int) (next int) {
+	next = min(from+trimPeers, len(e.order))
+	for _, pe := range e.order[min(from, next):next] {
+		pe.trim()
+	}
+	if next < len(e.order) {
+		return next
+	}
+	e.conns.Trim()
+	e.cwhole, e.cwholeV = nil, 0
+	return 0
+}
+
+// trimPeers are some ten microseconds' work, for which others wait.
+const trimPeers = 64
+
 // AddressLost ends our incarnation towards all peers; see conn.Conn.AddressLost.
 func (e *Engine) AddressLost(now time.Duration) {
 	for _, pe := range e.order {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/quota"
@@ -343,5 +344,57 @@ func TestOpenDestinationsKeepTheirPeer(t *testing.T) {
 	open.Close()
 	if _, ok := pe.idleSince(now); !ok || pe.busy != 0 {
 		t.Errorf("nobody has anything to do with the peer any more, and %d flows are busy", pe.busy)
+	}
+}
+
+// TestPeerSize: with the 8 bytes that Go puts before it a peer fits into 896, which Go has a size for; the
+// next is 1,024.
+func TestPeerSize(t *testing.T) {
+	if n := unsafe.Sizeof(Peer{}); n > 896-8 {
+		t.Errorf("%d bytes", n)
+	}
+}
+
+// TestTrim: what peers keep for traffic to come is let go, some peers at a time, and what
+// somebody needs stays.
+func TestTrim(t *testing.T) {
+	e, _ := lone(t, nil)
+	s, _ := e.Bind(0, SocketOptions{})
+	var open *Dest // at the first peer
+	for i := range trimPeers + 6 {
+		d, err := s.Open(netip.AddrPortFrom(peerAddr(i), 4000), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i > 0 {
+			d.Close()
+		} else {
+			open = d
+		}
+	}
+	e.conns.FreeMsg(e.conns.NewMsg())
+	e.cver++ // as if a port had been congested
+	if _, _, whole := e.localCongestion(0, true); len(whole) != 8192 {
+		t.Fatalf("a map has %d bytes", len(whole))
+	}
+	if next := e.Trim(0); next != trimPeers || e.conns.Spare != 1 {
+		t.Fatalf("the next is %d, and %d messages are kept; want %d peers at a time, and the rest at the end", next, e.conns.Spare, trimPeers)
+	}
+	if next := e.Trim(trimPeers); next != 0 || e.conns.Spare != 0 || e.cwhole != nil {
+		t.Errorf("the next is %d, %d messages and a map of %d bytes are kept; want the end and none", next, e.conns.Spare, len(e.cwhole))
+	}
+	for i, pe := range e.order {
+		if kept := pe.ports != nil; kept != (i == 0) {
+			t.Errorf("peer %d of %d keeps its ports: %v", i, len(e.order), kept)
+		}
+	}
+	if open.Close(); len(e.order[0].ports) != 0 {
+		t.Error("the port of a destination that is closed is still there")
+	}
+	if _, _, whole := e.localCongestion(0, true); len(whole) != 8192 {
+		t.Errorf("a map has %d bytes after", len(whole))
+	}
+	if next := e.Trim(1 << 20); next != 0 { // peers were forgotten meanwhile
+		t.Errorf("behind the last peer comes %d", next)
 	}
 }

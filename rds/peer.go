@@ -25,22 +25,22 @@ type Peer struct {
 	busy         int                  // of them, not among the idle ones
 	ports        map[uint16]*peerPort // that concern a socket here
 	late         []*peerPort          // whose change was not told yet
-	allLate      bool                 // a whole map was not
 	lateTm       timer
 	mapAt        time.Duration // last change
 	mapTold      time.Duration // when all ports were last told
 	blockedPorts int           // of ports, with sends refused or made to wait
 	ctr          stats.Counters
 	tm           timer
+	allLate      bool // a whole map was not told yet
 	isFull       bool
+	answered     bool // something is there
 
 	asked  int           // answers due to AskReaders
 	asking time.Duration // when the peer's last question was
 
-	at       int // in Engine.order
-	origin   origin
-	answered bool           // something is there
-	account  *quota.Account // it is charged to; nil: none
+	at      int // in Engine.order
+	origin  origin
+	account *quota.Account // it is charged to; nil: none
 }
 
 // Peer finds or makes the peer of an address.
@@ -131,6 +131,14 @@ func (pe *Peer) AppendCongested(b []byte) []byte { return pe.cmap.AppendTo(b) }
 func (pe *Peer) tick(now time.Duration) {
 	pe.tm.t = nil
 	pe.c.Tick(now)
+}
+
+// trim lets go what is kept for traffic to come.
+func (pe *Peer) trim() {
+	pe.c.Trim()
+	if len(pe.ports) == 0 {
+		pe.ports = nil
+	}
 }
 
 // --- conn.Owner ---------------------------------------------------------------

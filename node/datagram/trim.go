@@ -1,0 +1,17 @@
+package datagram
+
+// Trim lets go what the engines keep for traffic to come. A daemon that is quiet calls it before
+// it collects; each engine is held for a few peers at a time.
+func (a *Host) Trim() {
+	for _, h := range a.list {
+		for at := h.trim(0); at > 0; {
+			at = h.trim(at)
+		}
+	}
+}
+
+func (h *Local) trim(from int) (next int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.e.Trim(from)
+}
