@@ -97,7 +97,7 @@ func TestIdleSockets(t *testing.T) {
 }
 
 // What an idle peer may cost its daemon: resident, and nobody asks for a collection. The bar
-// is 8 KiB, and it is 6.5 to 7.6 (docs/performance-log.md, 37): what is above the bar is for
+// is 8 KiB, and it is 6.6 to 8.4 (docs/performance-log.md, 37): what is above the bar is for
 // stacks of goroutines that dialled, of which Go keeps more or fewer.
 const (
 	idlePeerBar   = 8 << 10
