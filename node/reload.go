@@ -1,7 +1,9 @@
 package node
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
 
 	"github.com/coreos/go-systemd/v22/daemon"
 	"golang.org/x/sys/unix"
@@ -51,7 +53,11 @@ func (n *Node) Reload(next *config.Config) error {
 	if n.hosts != nil {
 		dropped = n.hosts.DropRefused()
 	}
-	n.deps.Log.Info("configuration reloaded", "changed", changed, "restart_needed", restart, "dropped", dropped)
+	level, what := slog.LevelInfo, "configuration reloaded"
+	if len(restart) > 0 { // whoever changed it believes that it is in force
+		level, what = slog.LevelWarn, "configuration reloaded in part: restart_needed has what the next start takes over"
+	}
+	n.deps.Log.Log(context.Background(), level, what, "changed", changed, "restart_needed", restart, "dropped", dropped)
 	return nil
 }
 

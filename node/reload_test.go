@@ -69,6 +69,9 @@ func TestReload(t *testing.T) {
 	if n.deps.Conf().RDS.Lanes != cfg.RDS.Lanes || n.deps.Conf().Limits.MaxPeers != cfg.Limits.MaxPeers {
 		t.Error("what needs a restart has changed")
 	}
+	if !strings.Contains(logs.String(), "level=WARN msg=\"configuration reloaded in part") {
+		t.Errorf("no warning:\n%s", logs.String())
+	}
 	if want := `restart_needed="[rds.lanes limits.max_peers]"`; !strings.Contains(logs.String(), want) {
 		t.Errorf("no %s in the log:\n%s", want, logs.String())
 	}

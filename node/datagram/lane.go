@@ -33,7 +33,8 @@ type laneLink struct {
 
 	// Guarded by Local.mu, see partial.go.
 	partial int64 // bytes of the large payload that is being read; 0: none
-	charged int64 // of them
+	held    int64 // bytes that a link keeps which is not read because a receiver is full; 0: it is read
+	charged int64 // of both
 }
 
 // Of tells which attempt of which lane l is the link of.
@@ -92,8 +93,12 @@ func (l *laneLink) Begin() {
 
 // Frame gives one frame to the engine.
 func (l *laneLink) Frame(f *transport.Frame) error {
-	l.partial = 0
-	return l.p.Receive(l.now, l.attempt, f)
+	l.partial, l.held = 0, 0
+	err := l.p.Receive(l.now, l.attempt, f)
+	if err == transport.ErrPause {
+		l.held = int64(len(f.Payload)) + heldBehind
+	}
+	return err
 }
 
 // Buffer finds a place for a large payload, in the ring it is for.
@@ -164,7 +169,7 @@ func (l *laneLink) Closed(err error, acked uint64) {
 	_, now := h.Lock()
 	h.laneOf(l.p).remove(l)
 	l.identified()
-	l.partial = 0
+	l.partial, l.held = 0, 0
 	l.settlePartial()
 	l.p.Lost(now, l.attempt, acked, err)
 	h.startParked(l.p)

@@ -12,9 +12,16 @@ import (
 // so, its link charges the peer; a link that cannot is closed, for what it was
 // sending is sent again, and so is one on which nothing more of it comes.
 
+// A kernel's link that is not read, because a receiver is full, holds the frame that found no
+// room and what was read behind it. TCP has acknowledged that, and the kernel has forgotten it:
+// so it is charged to the peer, whether that has a share left or not, and waits as long as the receiver does.
+
 const (
 	// partialMost is how long a payload may take, however steadily it drips.
 	partialMost = 5 * time.Minute
+	// heldBehind is what a link has read at most behind a frame that found no room
+	// (transport/tcp, stageBytes and aheadBytes).
+	heldBehind = 68 << 10
 )
 
 // partials is the links in the middle of a large payload.
@@ -28,14 +35,20 @@ type partial struct{ since, seen time.Time }
 // settlePartial brings up to date what the link is charged for, at the end of a
 // read. Local.mu is held. Most payloads are whole by then, and cost nothing here.
 func (l *laneLink) settlePartial() {
-	if l.partial == 0 && l.charged == 0 {
+	whole := l.partial + l.held
+	if whole == 0 && l.charged == 0 {
 		return
 	}
 	t := &l.h.all.partials
 	memory := l.h.all.deps.Memory
-	if d := l.partial - l.charged; d > 0 {
+	if d := whole - l.charged; d > 0 {
 		account := memory.Account(quota.Peer(l.p.Conn().Remote()))
-		err := account.Take(quota.Partial, d)
+		var err error
+		if l.held > 0 {
+			account.Grow(quota.Partial, d)
+		} else {
+			err = account.Take(quota.Partial, d)
+		}
 		account.Close()
 		if err != nil {
 			l.h.log.Warn("link closed in the middle of a payload", "peer", l.p.Conn().Remote(), "why", err)
@@ -50,12 +63,12 @@ func (l *laneLink) settlePartial() {
 		account.Close()
 	}
 	was := l.charged
-	l.charged = l.partial
+	l.charged = whole
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := l.h.all.machine.Wall()
 	switch p := t.links[l]; {
-	case l.charged == 0:
+	case l.partial == 0:
 		delete(t.links, l)
 	case p == nil:
 		if t.links == nil {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/internal/stats"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rds"
@@ -224,6 +225,9 @@ func TestSeamResume(t *testing.T) {
 	w := make(wakeup, 1)
 	k := s.bind(rds.SocketOptions{RcvBufBytes: 4096, Data: w})
 	l := s.kernel(k)
+	account := s.h.all.deps.Memory.Account(quota.Peer(seamHigher))
+	defer account.Close()
+	before := account.Used()
 	big := string(make([]byte, 512<<10))
 	err := error(nil)
 	seq := uint64(2)
@@ -232,6 +236,9 @@ func TestSeamResume(t *testing.T) {
 	}
 	if err != transport.ErrPause {
 		t.Fatalf("a receiver that does not read ends with %v", err)
+	}
+	if got, want := account.Used()-before, int64(len(big)+heldBehind); got != want {
+		t.Errorf("its peer is charged %d bytes for what the link holds, want %d", got, want)
 	}
 	if _, n, _, _ := l.state(); n != 0 {
 		t.Fatalf("resumed %d times before there is room", n)
@@ -247,6 +254,12 @@ func TestSeamResume(t *testing.T) {
 	case <-w:
 	default:
 		t.Error("the reader was never woken")
+	}
+	if err := l.bring(t, frameOf(9, k.Addr().Port(), seq-1, big)); err != nil {
+		t.Fatal(err)
+	}
+	if got := account.Used() - before; got != 0 {
+		t.Errorf("its peer is charged %d bytes when the link goes on", got)
 	}
 }
 

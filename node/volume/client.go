@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/internal/netlocal"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rnbd"
 	"github.com/rdsd/rdsd/rtrs"
@@ -187,7 +188,7 @@ func (h *Host) join(ctx context.Context, s, raw *MapSpec) (*client, error) {
 		if err != nil {
 			break
 		}
-		if _, e := c.addPath(ctx, p); e != nil && rdserr.Errno(e) != rtrs.ErrExists.Errno {
+		if _, e := c.addPath(ctx, p, false); e != nil && rdserr.Errno(e) != rtrs.ErrExists.Errno {
 			err = e
 		}
 	}
@@ -288,8 +289,9 @@ func (c *client) close() {
 	c.finish(now)
 }
 
-// addPath resolves and adds a path.
-func (c *client) addPath(ctx context.Context, p PathSpec) (*rtrs.ClientPath, error) {
+// addPath resolves and adds a path. With here its source has to be an address that this node
+// has now: whoever asks sees it refused, while one that was kept may come back.
+func (c *client) addPath(ctx context.Context, p PathSpec, here bool) (*rtrs.ClientPath, error) {
 	if err := p.check(c.h.cfg.Port); err != nil {
 		return nil, err
 	}
@@ -299,6 +301,9 @@ func (c *client) addPath(ctx context.Context, p PathSpec) (*rtrs.ClientPath, err
 	e, err := c.h.resolve(ctx, p)
 	if err != nil {
 		return nil, err
+	}
+	if here && p.Src != "" && e.via.kind() == "" && !netlocal.IsLocal(e.local.Addr()) {
+		return nil, rdserr.With(rdserr.ErrAddrNotAvail, "path %q to %q: source %v is not an address of this node", p.Src, p.Dst, e.local.Addr())
 	}
 	now := c.lock(c.clock())
 	paths := c.rt.Paths()

@@ -256,7 +256,7 @@ func (h *Host) AddPath(ctx context.Context, session string, p PathSpec) (PathInf
 	if err != nil {
 		return PathInfo{}, err
 	}
-	cp, err := c.addPath(ctx, p)
+	cp, err := c.addPath(ctx, p, true)
 	if err != nil {
 		return PathInfo{}, err
 	}

@@ -417,6 +417,25 @@ func TestPeerState(t *testing.T) {
 	}
 }
 
+// TestAdminOfAClosedClient holds that a call after Close speaks of the client and not of what is below it.
+func TestAdminOfAClosedClient(t *testing.T) {
+	c, err := Dial(filepath.Join(t.TempDir(), "nobody"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, v := c.Admin(), c.Volumes()
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, ofAdmin := a.Status(volumeContext(t))
+	_, _, ofVolumes := v.List(volumeContext(t))
+	for _, err := range []error{ofAdmin, ofVolumes} {
+		if !errors.Is(err, rdserr.ErrClosed) || strings.Contains(err.Error(), "grpc") || !strings.Contains(err.Error(), "the client is closed") {
+			t.Errorf("%v", err)
+		}
+	}
+}
+
 // TestAdminWords: each number of an enum has the word of its name, and one that is not
 // specified has that for what is not known.
 func TestAdminWords(t *testing.T) {

@@ -8,6 +8,9 @@ import (
 	"strings"
 	"syscall"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -176,6 +179,9 @@ func callError(ctx context.Context, op string, err error) error {
 	}
 	if ctx.Err() != nil {
 		return &OpError{Op: op, Err: ctxError(ctx, nil)}
+	}
+	if status.Code(err) == codes.Canceled { // the context has not ended: Close has
+		return &OpError{Op: op, Err: rdserr.With(rdserr.ErrClosed, "the client is closed")}
 	}
 	if err = rdsdv1.ErrorFromStatus(err); errors.Is(err, rdserr.ErrTimeout) { // with the daemon's words
 		err = &contextEnd{rdserr.ErrTimeout, context.DeadlineExceeded, err.Error()}

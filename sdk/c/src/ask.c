@@ -105,7 +105,7 @@ static int ask(struct question *q, int64_t timeout)
 
 static bool is_address(const rdsd_addr *a)
 {
-	return a->family == 4 || a->family == 6;
+	return a && (a->family == 4 || a->family == 6);
 }
 
 int rdsd_cancel_sent_to(rdsd_socket *s, const rdsd_addr *to, rdsd_cancelled *result, int64_t timeout)

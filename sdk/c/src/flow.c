@@ -23,8 +23,10 @@ static uint32_t hash(const rdsd_addr *a)
 int rdsdi_addr_plain(const rdsd_addr *to, rdsd_addr *out)
 {
 	static const uint8_t mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff}, none[16];
-	bool four = to->family == 4;
+	bool four = to && to->family == 4;
 
+	if (!to)
+		return -EDESTADDRREQ;
 	*out = (rdsd_addr){.port = to->port, .family = to->family};
 	if (to->family == 6 && !memcmp(to->ip, mapped, sizeof mapped)) {
 		out->family = 4;
@@ -201,6 +203,8 @@ int rdsdi_flow_get(rdsd_socket *s, const rdsd_addr *to, struct rdsdi_flow **flow
 	struct rdsdi_flow *f = tx->last;
 	int error = 0;
 
+	if (!to)
+		return -EDESTADDRREQ;
 	if (!f || !addr_equal(&f->to, to)) {
 		f = rdsdi_flow_find(tx, to);
 		if (!f) {

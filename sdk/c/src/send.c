@@ -390,11 +390,18 @@ static int64_t run_step(struct rdsdi_op *op)
 	return result;
 }
 
+static int no_data(size_t len)
+{
+	return rdsdi_fail(-EINVAL, "%zu bytes at NULL: a datagram without data has length 0", len);
+}
+
 static int send_one(rdsd_socket *s, const rdsd_addr *to, const void *data, size_t len, uint64_t *tag, int64_t timeout)
 {
 	struct run r = {.op = {.step = run_step, .s = s, .waits = timeout != RDSD_NOWAIT}, .to = to, .src = {.data = data, .len = len}, .n = 1};
 	int64_t result = rdsdi_usable(s);
 
+	if (!result && len && !data)
+		result = no_data(len);
 	if (result)
 		return (int)result;
 	rdsdi_check(s);
@@ -424,6 +431,8 @@ ssize_t rdsd_send_run(rdsd_socket *s, const rdsd_addr *to, const void *data, siz
 			.tag_given = tag != NULL};
 	int64_t result = rdsdi_usable(s);
 
+	if (!result && count && len && !data)
+		result = no_data(len);
 	if (result)
 		return result;
 	if (!count)

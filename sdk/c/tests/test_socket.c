@@ -220,6 +220,14 @@ static void echo(void)
 	CHECK_IS(rdsd_try_send(a, &none, "x", 1, NULL), -EDESTADDRREQ);
 	none.family = 0;
 	CHECK_IS(rdsd_try_send(a, &none, "x", 1, NULL), -EDESTADDRREQ);
+	CHECK_IS(rdsd_send(a, NULL, "x", 1, NULL, RDSD_SEC(5)), -EDESTADDRREQ);
+	CHECK_IS(rdsd_send_run(a, NULL, "x", 1, 1, NULL, RDSD_SEC(5)), -EDESTADDRREQ);
+	CHECK_IS(rdsd_request(a, NULL, "x", 1, buf, sizeof buf, RDSD_SEC(5)), -EDESTADDRREQ);
+	CHECK_IS(rdsd_cancel_sent_to(a, NULL, NULL, RDSD_SEC(5)), -EDESTADDRREQ);
+	CHECK_IS(rdsd_congested(a, NULL, RDSD_SEC(5)), -EDESTADDRREQ);
+	CHECK_IS(rdsd_send(a, &to, NULL, 1, NULL, RDSD_SEC(5)), -EINVAL);
+	CHECK(strstr(rdsd_errmsg(), "1 bytes at NULL"));
+	CHECK_IS(rdsd_send_run(a, &to, NULL, 1, 1, NULL, RDSD_SEC(5)), -EINVAL);
 	six.ip[0] = 0x20;
 	CHECK_IS(rdsd_try_send(a, &six, "x", 1, NULL), -EOPNOTSUPP);
 	CHECK_IS(rdsd_try_send(a, &six, "x", 1, NULL), -EOPNOTSUPP); /* asked anew, refused again */

@@ -11,7 +11,7 @@ import pytest
 
 from rdsd import Address, InvalidArgument
 from rdsd._intervals import IntervalSet
-from rdsd._surface import check_label
+from rdsd._surface import MAX_SPIN, bind_options, check_label
 from rdsd._target import DEFAULT_TARGET, resolve_target, seconds, unix_path
 from rdsd._types import AddressLike, pack_host, to_address, unpack_host
 
@@ -65,6 +65,33 @@ def test_timeouts() -> None:
     assert seconds(float("-inf")) == 0.0
     with pytest.raises(InvalidArgument):
         seconds(float("nan"))
+
+
+def test_spin_is_bounded() -> None:
+    def spin(value: float | None) -> float | None:
+        return bind_options(
+            "127.0.0.1:0",
+            send_buffer=0,
+            recv_buffer=0,
+            label="",
+            recv_window=(1, 1),
+            outcomes=False,
+            reconnect=True,
+            congestion_mask=0,
+            spin=value,
+        ).spin
+
+    assert spin(None) is None
+    assert [spin(v) for v in (-1, 0, 0.001, MAX_SPIN, 1, float("inf"))] == [
+        0,
+        0,
+        0.001,
+        MAX_SPIN,
+        MAX_SPIN,
+        MAX_SPIN,
+    ]
+    with pytest.raises(InvalidArgument, match="spin is not a number"):
+        spin(float("nan"))
 
 
 def test_labels_are_refused_in_words() -> None:

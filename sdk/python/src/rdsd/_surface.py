@@ -66,8 +66,16 @@ def bind_options(
         outcomes=outcomes,
         reconnect=reconnect,
         congestion_mask=congestion_mask,
-        spin=None if spin is None else min(seconds(spin) or 0.0, MAX_SPIN),
+        spin=None if spin is None else _spin(spin),
     )
+
+
+def _spin(spin: Timeout) -> float:
+    try:
+        value = seconds(spin)
+    except InvalidArgument:
+        raise make(InvalidArgument, "spin is not a number") from None
+    return MAX_SPIN if value is None else min(value, MAX_SPIN)
 
 
 def check_label(label: str) -> None:
