@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -23,7 +22,7 @@ import (
 // too many connections whoever has most of them makes room (connTable).
 const (
 	maxHTTPConns    = 256
-	maxHTTPRequests = 16
+	maxHTTPRequests = 64
 	httpWrite       = 20 * time.Second // for a client to read its answer
 	httpProfile     = 5 * time.Minute  // and a profile, which takes as long as it was asked for
 )
@@ -64,47 +63,19 @@ func listenHTTP(c *config.HTTP, l net.Listener, reg *prometheus.Registry, g *gua
 		}
 	}
 	conns := newConnTable(maxHTTPConns, sourceOf)
+	turns := newHTTPTurns(maxHTTPRequests, conns.sourceOf)
 	return &Page{
 		listener: l,
 		srv: &http.Server{
-			Handler:           guardPage(g, limitRequests(mux, maxHTTPRequests)),
+			Handler:           guardPage(g, turns.limit(mux)),
 			ConnState:         conns.changed,
-			ConnContext:       people.ConnContext,
+			ConnContext:       func(ctx context.Context, c net.Conn) context.Context { return withConn(people.ConnContext(ctx, c), c) },
 			ReadHeaderTimeout: 5 * time.Second,
 			ReadTimeout:       10 * time.Second,
 			IdleTimeout:       time.Minute,
 			MaxHeaderBytes:    16 << 10,
 		},
 	}
-}
-
-// limitRequests bounds the requests at work, but for those of probes, which must be
-// answered as long as the process lives and cost nothing, and streams of events, which
-// have a bound of their own.
-func limitRequests(h http.Handler, most int) http.Handler {
-	slots := make(chan struct{}, most)
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		patience := httpWrite
-		if strings.HasPrefix(r.URL.Path, "/debug/pprof/") {
-			patience = httpProfile
-		}
-		http.NewResponseController(w).SetWriteDeadline(time.Now().Add(patience))
-		if r.ContentLength != 0 { // nothing here reads a body, and nobody waits for one
-			w.Header().Set("Connection", "close")
-			http.Error(w, "a request here has no body", http.StatusBadRequest)
-			return
-		}
-		if r.URL.Path != "/healthz" && r.URL.Path != "/readyz" && r.URL.Path != webpage.EventsPath {
-			select {
-			case slots <- struct{}{}:
-				defer func() { <-slots }()
-			default:
-				http.Error(w, "too many requests at once", http.StatusServiceUnavailable)
-				return
-			}
-		}
-		h.ServeHTTP(w, r)
-	})
 }
 
 // Serve serves until Stop.

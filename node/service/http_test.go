@@ -75,12 +75,12 @@ func TestSilentConnectionsBlockNobody(t *testing.T) {
 func TestSlotsAreForRequests(t *testing.T) {
 	wait := make(chan struct{})
 	busy := make(chan struct{}, 2)
-	h := limitRequests(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	h := newHTTPTurns(2*httpShare, func(net.Conn) string { return "one" }).limit(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/slow" {
 			busy <- struct{}{}
 			<-wait
 		}
-	}), 2)
+	}))
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -135,7 +135,7 @@ func (d *deadlines) SetWriteDeadline(at time.Time) error {
 // gives its place up, and that profiles, which take as long as was asked for, have another one.
 func TestAnswersHaveDeadlines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := limitRequests(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), 1)
+		h := newHTTPTurns(1, nil).limit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 		for path, want := range map[string]time.Duration{
 			"/":                    httpWrite,
 			"/metrics":             httpWrite,

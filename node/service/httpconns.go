@@ -69,6 +69,16 @@ func (t *connTable) changed(c net.Conn, s http.ConnState) {
 	}
 }
 
+// sourceOf tells whose a connection is.
+func (t *connTable) sourceOf(c net.Conn) string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if p, ok := t.at[c]; ok {
+		return p.of.source
+	}
+	return ""
+}
+
 func (t *connTable) add(c net.Conn, source string, s http.ConnState) {
 	o := t.of[source]
 	if o == nil {
