@@ -28,6 +28,9 @@ type Arrival struct {
 	// reference may be kept.
 	Train wire.Train
 	Buf   *buf.Buf
+	// Skipped is not 0 if the body, of so many bytes, was not kept for want of memory: the
+	// message is refused, and Train has its Count alone. Only an rdsd's is skipped.
+	Skipped int
 }
 
 // Owner is the interface to the layer above a Conn: what the Conn cannot go on without in

@@ -143,7 +143,7 @@ func carriesHello(h *wire.Header, kind wire.Kind) bool {
 }
 
 func (p *Lane) count(f *transport.Frame) {
-	n := uint64(len(f.Raw) + len(f.Payload))
+	n := uint64(len(f.Raw) + f.Len())
 	p.recvB += n
 	p.c.ctr.ReceivedBytes += n
 	p.c.ctr.ReceivedFrames++
@@ -223,7 +223,7 @@ func (p *Lane) receiveSequenced(now time.Duration, h *wire.Header, kind wire.Kin
 	// Duplicates cost as many credits as new messages: the sender has paid for them before
 	// it could know.
 	if rdsd && !(kind == wire.KindControl && h.Ext[0] == wire.CtlRefuse) {
-		cost := min(creditCost(len(f.Payload)), 1<<c.cfg.CreditLog2)
+		cost := min(creditCost(f.Len()), 1<<c.cfg.CreditLog2)
 		if p.granted -= cost; p.granted < 0 {
 			return errCredits
 		}
@@ -275,7 +275,9 @@ func (p *Lane) place(h *wire.Header, f *transport.Frame) error {
 	rdsd := c.kind == KindRdsd
 	t := wire.One(f.Payload)
 	// A kernel's extension space may hold anything in a data frame, and it sends no trains.
-	if rdsd && h.Ext[0] == wire.ExtTrain {
+	if f.Skipped > 0 {
+		t = wire.Train{Count: wire.TrainCount(&h.Ext)}
+	} else if rdsd && h.Ext[0] == wire.ExtTrain {
 		var err error
 		if t, err = wire.ParseTrain(&h.Ext, f.Payload); err != nil {
 			return err
@@ -329,7 +331,7 @@ func (p *Lane) place(h *wire.Header, f *transport.Frame) error {
 
 // arrival is what the frame brings for a port of ours.
 func (p *Lane) arrival(h *wire.Header, t wire.Train, f *transport.Frame) Arrival {
-	return Arrival{Lane: p.rx(), Seq: h.Seq, SPort: h.SPort, DPort: h.DPort, Train: t, Buf: f.Buf}
+	return Arrival{Lane: p.rx(), Seq: h.Seq, SPort: h.SPort, DPort: h.DPort, Train: t, Buf: f.Buf, Skipped: f.Skipped}
 }
 
 // maxPongs bounds the answers that wait on one lane.
@@ -428,4 +430,11 @@ func (p *Lane) Awaits(attempt uint64, raw []byte) (dport uint16, ok bool) {
 		return 0, false
 	}
 	return h.DPort, true
+}
+
+// Skips reports whether the header raw is of a message that can be refused, or dropped, without
+// its payload (transport.Frame.Skipped): a datagram of an rdsd.
+func (p *Lane) Skips(raw []byte) bool {
+	var h wire.Header
+	return p.c.kind == KindRdsd && h.Parse(raw) == nil && h.Kind(true) == wire.KindData && wire.ChecksumOK(raw)
 }

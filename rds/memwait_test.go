@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/wire"
 )
 
@@ -375,5 +376,56 @@ func TestWaitingBatches(t *testing.T) {
 	}
 	if len(s.batches) > idleBatches {
 		t.Errorf("%d places are kept", len(s.batches))
+	}
+}
+
+// TestSkippedIsRefused: what came while there was no memory to read it into is refused, one by
+// one or as a train, and comes again in its order as soon as there may be room; to a port that
+// nobody has it is refused as that.
+func TestSkippedIsRefused(t *testing.T) {
+	w := newPair(t)
+	skipped, skips := 0, 3
+	w.skip = func(f *transport.Frame) bool {
+		if len(f.Payload) < 9000 || skipped == skips {
+			return false
+		}
+		skipped++
+		return true
+	}
+	b, a := bindBox(t, w.b, 4000, 1<<20, SocketOptions{}), bindBox(t, w.a, 5000, 1<<20, SocketOptions{})
+	d := mustOpen(t, a.s, b.s.Addr(), nil)
+	post := func(d *Dest, train wire.Train, tag uint32) {
+		t.Helper()
+		if err := a.s.Post(w.now, d, train, tag, 0, Reported, nil); err != nil {
+			t.Fatal(err)
+		}
+		w.run()
+	}
+	post(d, wire.One(make([]byte, 9000)), 1)
+	post(d, wire.Train{Body: make([]byte, 9000), Count: 3}, 2)
+	post(d, wire.One([]byte("small")), 5)
+	if skipped == 0 || len(b.got) != 0 || !b.s.Info().Congested {
+		t.Fatalf("%d were skipped, %d placed: %+v", skipped, len(b.got), b.s.Info())
+	}
+	if n := w.b.cfg.Budget.Refused.Load(); n != uint64(skipped) || w.b.ctr.MemoryRefused < n {
+		t.Errorf("%d are counted as refused, %d datagrams, of %d", n, w.b.ctr.MemoryRefused, skipped)
+	}
+	if !w.until(5*soon, func() bool { return len(b.got) == 3 }) {
+		t.Fatalf("%d of 3 have come, %d were skipped: %+v", len(b.got), skipped, b.s.Info())
+	}
+	for i, want := range []struct{ bytes, count int }{{9000, 1}, {9000, 3}, {5, 1}} {
+		if got := b.got[i].train; len(got.Body) != want.bytes || got.Count != want.count {
+			t.Errorf("number %d has %d bytes, %d datagrams, want %v", i, len(got.Body), got.Count, want)
+		}
+	}
+	w.advance(50 * time.Millisecond)
+	if o := a.s.Info(); o.Undecided != 0 || skipped != skips {
+		t.Errorf("%d are undecided, %d were skipped", o.Undecided, skipped)
+	}
+	skips++
+	post(mustOpen(t, a.s, netip.AddrPortFrom(w.b.Local(), 4001), nil), wire.One(make([]byte, 9000)), 6)
+	w.advance(50 * time.Millisecond)
+	if o := a.s.Info(); o.Undecided != 0 || a.s.Stats.Failed != 1 || skipped != skips {
+		t.Errorf("to nobody's port: %+v, %d were skipped", o, skipped)
 	}
 }

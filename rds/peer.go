@@ -146,7 +146,9 @@ func (pe *Peer) trim() {
 // Deliver places a datagram for one of our ports.
 func (pe *Peer) Deliver(a conn.Arrival) conn.Verdict {
 	v := conn.NoPort
-	if s := pe.e.sock(a.DPort); s != nil {
+	if s := pe.e.sock(a.DPort); s != nil && a.Skipped > 0 {
+		v = s.lacked(a)
+	} else if s != nil {
 		v = s.place(pe, a)
 	} else if pe.e.held.has(a.DPort) {
 		v = conn.NoRoom // until its owner is back

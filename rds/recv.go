@@ -58,6 +58,15 @@ func (s *Socket) place(from *Peer, a conn.Arrival) conn.Verdict {
 	return conn.Placed
 }
 
+// lacked refuses what came while there was no memory to read it into.
+func (s *Socket) lacked(a conn.Arrival) conn.Verdict {
+	e := s.e
+	e.ctr.MemoryRefused += uint64(a.Train.Count)
+	e.cfg.Budget.Refused.Add(1)
+	s.awaitRecvMemory(e.now, a.Skipped+itemOverhead)
+	return conn.NoRoom
+}
+
 // least is for how much memory to wait when a message that takes cost finds none: of what its
 // sender joined, for the largest datagram, because it sends each message apart then.
 func least(t wire.Train, cost int) int {

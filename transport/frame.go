@@ -14,7 +14,11 @@ type Frame struct {
 	Raw     []byte // the 48 bytes of the header
 	Payload []byte
 	Buf     *buf.Buf // not nil: Payload lies in it, alone
+	Skipped int      // bytes of a payload that was not kept (Skipper), which Payload then is not
 }
+
+// Len is how many bytes of payload have come.
+func (f *Frame) Len() int { return len(f.Payload) + f.Skipped }
 
 // DirectLen is the payload size, in bytes, from which a Framer wants a payload
 // read straight into a buffer of its own rather than copied later.
@@ -36,6 +40,8 @@ type Framer struct {
 	hdr  [wire.HeaderLen]byte
 	nhdr int
 	cur  *buf.Buf // partial payload, the rest of which is Want
+	skip int      // bytes that are still to come of a payload that is not kept
+	size int      // bytes of all that payload
 	fr   Frame    // the frame given to sink; here, so that a call allocates nothing
 }
 
@@ -67,6 +73,19 @@ func (f *Framer) Filled(n int, sink func(*Frame) error) error {
 func (f *Framer) Feed(p []byte, sink func(*Frame) error) (consumed int, err error) {
 	total := len(p)
 	for len(p) > 0 {
+		if f.skip > 0 {
+			n := min(len(p), f.skip)
+			p = p[n:]
+			if f.skip -= n; f.skip > 0 {
+				break
+			}
+			f.nhdr = 0
+			f.fr = Frame{Raw: f.hdr[:], Skipped: f.size}
+			if err := sink(&f.fr); err != nil {
+				return total - len(p), err
+			}
+			continue
+		}
 		if f.cur != nil {
 			n := copy(f.Want, p)
 			p = p[n:]
@@ -126,6 +145,17 @@ func (f *Framer) buffer(n int) *buf.Buf {
 	return buf.Get(n)
 }
 
+// Skip gives the memory of a partial payload back. What is still to come of it is dropped,
+// and then sink gets the frame without it (Frame.Skipped).
+func (f *Framer) Skip() {
+	if f.cur == nil {
+		return
+	}
+	f.skip, f.size = len(f.Want), len(f.cur.B)
+	f.cur.Release()
+	f.cur, f.Want = nil, nil
+}
+
 // Partial reports whether part of a frame is held.
 func (f *Framer) Partial() bool { return f.nhdr > 0 || f.cur != nil }
 
@@ -134,5 +164,5 @@ func (f *Framer) Close() {
 	if f.cur != nil {
 		f.cur.Release()
 	}
-	f.cur, f.Want, f.nhdr, f.fr = nil, nil, 0, Frame{}
+	f.cur, f.Want, f.nhdr, f.skip, f.fr = nil, nil, 0, 0, Frame{}
 }

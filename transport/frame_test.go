@@ -284,3 +284,62 @@ func TestFramerRandomStreams(t *testing.T) {
 		sameFrames(t, 64<<10, b, rng)
 	}
 }
+
+// TestFramerSkips: a payload that is given up in the middle gives its memory back at once; its
+// frame comes when all of it has, without it, and the next frame is whole. With nothing partly
+// there nothing is given up.
+func TestFramerSkips(t *testing.T) {
+	const n = 3 * DirectLen
+	var stream []byte
+	for i, n := range []int{n, 5} {
+		h := wire.Header{Seq: uint64(i), Len: uint32(n)}
+		stream = append(h.Append(stream), bytes.Repeat([]byte{byte(i)}, n)...)
+	}
+	held := buf.InUse()
+	for _, first := range []int{wire.HeaderLen, wire.HeaderLen + 1, wire.HeaderLen + n - 1} {
+		for _, chunk := range []int{1, 1000, len(stream)} {
+			f := Framer{Max: n}
+			f.Skip()
+			var got []Frame
+			sink := func(fr *Frame) error {
+				got = append(got, Frame{Payload: bytes.Clone(fr.Payload), Skipped: fr.Skipped, Buf: fr.Buf, Raw: bytes.Clone(fr.Raw)})
+				return nil
+			}
+			if _, err := f.Feed(stream[:first], sink); err != nil {
+				t.Fatal(err)
+			}
+			f.Skip()
+			if f.Want != nil || buf.InUse() != held || !f.Partial() {
+				t.Fatalf("after %d bytes: wants %d, %d buffers are held, partial %v", first, len(f.Want), buf.InUse()-held, f.Partial())
+			}
+			f.Skip()
+			for rest := stream[first:]; len(rest) > 0; rest = rest[min(chunk, len(rest)):] {
+				if used, err := f.Feed(rest[:min(chunk, len(rest))], sink); err != nil || used != min(chunk, len(rest)) {
+					t.Fatal(used, err)
+				}
+				if f.Skip(); len(got) == 0 && !f.Partial() {
+					t.Fatal("a frame is lost")
+				}
+			}
+			if len(got) != 2 || got[0].Skipped != n || got[0].Len() != n || got[0].Payload != nil || got[0].Buf != nil || !bytes.Equal(got[0].Raw, stream[:wire.HeaderLen]) {
+				t.Fatalf("after %d bytes, in pieces of %d: %d frames, the first %+v", first, chunk, len(got), got)
+			}
+			if got[1].Skipped != 0 || !bytes.Equal(got[1].Payload, []byte{1, 1, 1, 1, 1}) || f.Partial() {
+				t.Errorf("after %d bytes, in pieces of %d: the next is %+v", first, chunk, got[1])
+			}
+		}
+	}
+	f := Framer{Max: n}
+	f.Feed(stream[:100], func(*Frame) error { return nil })
+	f.Skip()
+	f.Close()
+	if f.Partial() {
+		t.Error("a closed framer holds part of a frame")
+	}
+	stop := fmt.Errorf("stop")
+	f.Feed(stream[:100], func(*Frame) error { return nil })
+	f.Skip()
+	if used, err := f.Feed(stream[100:], func(*Frame) error { return stop }); err != stop || used != wire.HeaderLen+n-100 {
+		t.Errorf("%d bytes are used, %v", used, err)
+	}
+}

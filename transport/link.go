@@ -68,6 +68,13 @@ type Placer interface {
 	Buffer(raw []byte, n int) *buf.Buf
 }
 
+// Skipper is a Link that can give up the memory of a payload which is partly read.
+type Skipper interface {
+	// Skip is called from within Handler.End. The rest of the payload is read and thrown
+	// away; then Handler.Frame gets its frame with Skipped set.
+	Skip()
+}
+
 // Provider makes links of one kind.
 type Provider interface {
 	// Dial connects local to remote. lane is shown to the peer where the

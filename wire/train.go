@@ -120,6 +120,14 @@ func ParseTrain(e *[ExtLen]byte, body []byte) (t Train, err error) {
 	return t, nil
 }
 
+// TrainCount is how many datagrams a message says that it has whose body nobody has.
+func TrainCount(e *[ExtLen]byte) int {
+	if e[0] != ExtTrain {
+		return 1
+	}
+	return min(max(int(binary.BigEndian.Uint16(e[1:])), 1), MaxTrain)
+}
+
 // Cutter takes the datagrams of a train one by one. Every length of a table is read once,
 // and counts as the smaller of the entry and the bytes left: the table may lie in memory
 // that its writer still changes.

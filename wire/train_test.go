@@ -69,3 +69,17 @@ func TestReversedTrain(t *testing.T) {
 		}
 	}
 }
+
+// TestTrainCount: what a message says of itself without its body, and never none.
+func TestTrainCount(t *testing.T) {
+	for _, c := range []struct {
+		ext  []byte
+		want int
+	}{{nil, 1}, {[]byte{ExtTrain, 0, 7}, 7}, {[]byte{ExtTrain, 1, 0}, min(256, MaxTrain)}, {[]byte{ExtTrain}, 1}, {[]byte{ExtTrain, 0xff, 0xff}, MaxTrain}, {[]byte{ExtTrain + 1, 0, 7}, 1}} {
+		var e [ExtLen]byte
+		copy(e[:], c.ext)
+		if got := TrainCount(&e); got != c.want {
+			t.Errorf("%x: %d, want %d", c.ext, got, c.want)
+		}
+	}
+}

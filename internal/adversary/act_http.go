@@ -16,6 +16,8 @@ var httpActs = []Act{
 	{"http/unread", 2, httpUnread},
 	{"http/scrapes", 1, httpScrapes},
 	{"http/noise", 1, httpNoise},
+	{"http/unread-events", 1, httpEvents},
+	{"http/unread-views", 1, httpViews},
 }
 
 func (s *Stage) http() (net.Conn, error) {
@@ -104,4 +106,52 @@ func httpNoise(s *Stage) error {
 		c.Close()
 	}
 	return nil
+}
+
+// httpTopics are what the page can be asked for.
+var httpTopics = []string{"status", "peers", "sockets", "counters", "congestion", "history", "maps", "volumes", "sessions", "paths"}
+
+// httpEvents has the page bring everything as it changes, on as many streams as it can have,
+// and takes nothing.
+func httpEvents(s *Stage) error {
+	for !s.Over() {
+		c, err := s.http()
+		if err != nil {
+			continue
+		}
+		smallBuffer(c)
+		fmt.Fprintf(c, "GET /api/v1/events?topics=%s HTTP/1.1\r\nHost: localhost\r\n\r\n", strings.Join(httpTopics, ","))
+		s.Pause(time.Millisecond)
+	}
+	return nil
+}
+
+// httpViews asks for views, those that all share and those that are made for one who asks, and
+// takes no answer.
+func httpViews(s *Stage) error {
+	paths := []string{"peers?remote=127.0.0.1", "counters?remote=127.0.0.1", "queue?limit=4294967295", "congestion/history", "congestion/maps", "volumes/paths?session=x"}
+	for _, t := range httpTopics[:5] {
+		paths = append(paths, t)
+	}
+	for !s.Over() {
+		c, err := s.http()
+		if err != nil {
+			continue
+		}
+		smallBuffer(c)
+		c.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+		for range 1 + s.IntN(50) {
+			if _, err := fmt.Fprintf(c, "GET /api/v1/%s HTTP/1.1\r\nHost: localhost\r\n\r\n", oneOf(s, paths...)); err != nil {
+				break
+			}
+		}
+	}
+	return nil
+}
+
+// smallBuffer has the other end of c keep what is not read.
+func smallBuffer(c net.Conn) {
+	if t, ok := c.(*net.TCPConn); ok {
+		t.SetReadBuffer(4 << 10)
+	}
 }

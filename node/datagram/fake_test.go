@@ -34,7 +34,10 @@ type fakeLink struct {
 	over    bool
 	mute    bool   // Close does not end it: the test does
 	during  func() // the next Send calls it first
+	skips   int    // how often it was told to skip
 }
+
+func (l *fakeLink) Skip() { l.skips++ }
 
 func (l *fakeLink) LocalAddr() netip.AddrPort  { return l.local }
 func (l *fakeLink) RemoteAddr() netip.AddrPort { return l.remote }

@@ -35,6 +35,9 @@ type laneLink struct {
 	partial int64 // bytes of the large payload that is being read; 0: none
 	held    int64 // bytes that a link keeps which is not read because a receiver is full; 0: it is read
 	charged int64 // of both
+	watched int64 // partial as it was after the last read
+	placed  bool  // partial is in the memory of its receiver, who is charged
+	skips   bool  // partial can be refused without being kept
 }
 
 // Of tells which attempt of which lane l is the link of.
@@ -93,7 +96,7 @@ func (l *laneLink) Begin() {
 
 // Frame gives one frame to the engine.
 func (l *laneLink) Frame(f *transport.Frame) error {
-	l.partial, l.held = 0, 0
+	l.partial, l.held, l.placed = 0, 0, false
 	err := l.p.Receive(l.now, l.attempt, f)
 	if err == transport.ErrPause {
 		l.held = int64(len(f.Payload)) + heldBehind
@@ -103,8 +106,12 @@ func (l *laneLink) Frame(f *transport.Frame) error {
 
 // Buffer finds a place for a large payload, in the ring it is for.
 func (l *laneLink) Buffer(raw []byte, n int) *buf.Buf {
-	l.partial = int64(n)
-	return l.h.e.Buffer(l.p, l.attempt, raw, n)
+	b := l.h.e.Buffer(l.p, l.attempt, raw, n)
+	l.partial, l.placed = int64(n), b != nil
+	if b == nil {
+		l.skips = l.p.Skips(raw)
+	}
+	return b
 }
 
 // End lets the lock go; acknowledgements and wake-ups follow in this thread.
@@ -169,7 +176,7 @@ func (l *laneLink) Closed(err error, acked uint64) {
 	_, now := h.Lock()
 	h.laneOf(l.p).remove(l)
 	l.identified()
-	l.partial, l.held = 0, 0
+	l.partial, l.held, l.placed = 0, 0, false
 	l.settlePartial()
 	l.p.Lost(now, l.attempt, acked, err)
 	h.startParked(l.p)

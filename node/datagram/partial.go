@@ -5,12 +5,15 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/transport"
 )
 
 // A payload that is partly there holds memory for all of it: its header tells a
 // length, and nothing says that the rest will come. After the read that left it
-// so, its link charges the peer; a link that cannot is closed, for what it was
-// sending is sent again, and so is one on which nothing more of it comes.
+// so, its link charges the peer, but for what is read into the memory of its receiver. One that
+// cannot be charged is read to its end without being kept, and refused as one that finds no room; a kernel's,
+// which cannot be refused, has its link closed, for what it was sending is sent again. A link on which
+// nothing more of it comes is closed, too.
 
 // A kernel's link that is not read, because a receiver is full, holds the frame that found no
 // room and what was read behind it. TCP has acknowledged that, and the kernel has forgotten it:
@@ -19,6 +22,9 @@ import (
 const (
 	// partialMost is how long a payload may take, however steadily it drips.
 	partialMost = 5 * time.Minute
+	// partialSure is how much of a payload a lane is charged for whatever else its peer holds, while
+	// the node has it: who holds much otherwise still gets its datagrams.
+	partialSure = 64 << 10
 	// heldBehind is what a link has read at most behind a frame that found no room
 	// (transport/tcp, stageBytes and aheadBytes).
 	heldBehind = 68 << 10
@@ -35,35 +41,15 @@ type partial struct{ since, seen time.Time }
 // settlePartial brings up to date what the link is charged for, at the end of a
 // read. Local.mu is held. Most payloads are whole by then, and cost nothing here.
 func (l *laneLink) settlePartial() {
-	whole := l.partial + l.held
-	if whole == 0 && l.charged == 0 {
+	if l.partial == 0 && l.held == 0 && l.charged == 0 && l.watched == 0 {
 		return
 	}
-	t := &l.h.all.partials
-	memory := l.h.all.deps.Memory
-	if d := whole - l.charged; d > 0 {
-		account := memory.Account(quota.Peer(l.p.Conn().Remote()))
-		var err error
-		if l.held > 0 {
-			account.Grow(quota.Partial, d)
-		} else {
-			err = account.Take(quota.Partial, d)
-		}
-		account.Close()
-		if err != nil {
-			l.h.log.Warn("link closed in the middle of a payload", "peer", l.p.Conn().Remote(), "why", err)
-			link := l.link
-			l.h.all.machine.Aside(link.Abort) // not from within its own read
-			l.partial = l.charged
-			return
-		}
-	} else if d < 0 {
-		account := memory.Account(quota.Peer(l.p.Conn().Remote()))
-		account.Give(quota.Partial, -d)
-		account.Close()
+	if !l.charge() {
+		return
 	}
-	was := l.charged
-	l.charged = whole
+	was := l.watched
+	l.watched = l.partial
+	t := &l.h.all.partials
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := l.h.all.machine.Wall()
@@ -75,11 +61,52 @@ func (l *laneLink) settlePartial() {
 			t.links = map[*laneLink]*partial{}
 		}
 		t.links[l] = &partial{now, now}
-	case was != l.charged: // the next one
+	case was != l.partial: // the next one
 		*p = partial{now, now}
 	default:
 		p.seen = now
 	}
+}
+
+// charge has the peer charged for what the link holds. Of what it may not hold the link lets go,
+// or, if that cannot be, it is closed: false.
+func (l *laneLink) charge() bool {
+	whole := l.held
+	if !l.placed {
+		whole += l.partial
+	}
+	if whole == l.charged {
+		return true
+	}
+	account := l.h.all.deps.Memory.Account(quota.Peer(l.p.Conn().Remote()))
+	defer account.Close()
+	d := whole - l.charged
+	if d < 0 || l.held > 0 {
+		account.Grow(quota.Partial, d)
+		l.charged = whole
+		return true
+	}
+	err := account.Take(quota.Partial, d)
+	if err != nil && whole <= partialSure {
+		err = account.Replace(quota.Partial, d)
+	}
+	if err == nil {
+		l.charged = whole
+		return true
+	}
+	if s, ok := l.link.(transport.Skipper); ok && l.skips {
+		s.Skip()
+		account.Give(quota.Partial, l.charged)
+		l.charged = 0
+		l.placed = true // it has no memory to be charged for
+		return true
+	}
+	l.h.log.Warn("link closed in the middle of a payload", "peer", l.p.Conn().Remote(), "why", err)
+	link := l.link
+	l.h.all.machine.Aside(link.Abort) // not from within its own read
+	l.charged = whole
+	account.Grow(quota.Partial, d)
+	return false
 }
 
 // sweep closes links on which a payload does not go on.

@@ -9,6 +9,7 @@ import (
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/transport"
+	"github.com/rdsd/rdsd/wire"
 )
 
 // silentLink is a link of somebody who says nothing.
@@ -70,4 +71,76 @@ func TestPartialPayloadIsCharged(t *testing.T) {
 		}
 		p.mu.Unlock()
 	}
+}
+
+// TestPayloadWithoutMemory: a payload that is partly there and for which its peer can be charged
+// nothing is skipped and refused if it is an rdsd's datagram, and its link closed otherwise. The least a lane may
+// hold is there while the node has it, whatever its peer holds; memory of the receiver costs the peer nothing.
+func TestPayloadWithoutMemory(t *testing.T) {
+	const n = 100 << 10
+	s := newSeam(t, nil)
+	k := s.bind(rds.SocketOptions{})
+	f := s.rdsd(k)
+	memory := s.h.all.deps.Memory
+	peer, other := memory.Account(quota.Peer(seamHigher)), memory.Account(quota.Peer(seamLower))
+	defer peer.Close()
+	defer other.Close()
+	s.h.mu.Lock()
+	lane := s.h.e.Known(seamHigher).Conn().LaneAt(0)
+	l := s.h.laneOf(lane).find(lane.Attempt())
+	s.h.mu.Unlock()
+	seq := uint64(1)
+	header := func(n int) []byte {
+		h := wire.Header{Seq: seq, SPort: 9, DPort: k.Addr().Port(), Len: uint32(n)}
+		raw := h.Append(nil)
+		wire.SetChecksum(raw)
+		return raw
+	}
+	charged := func(want int64) {
+		t.Helper()
+		if got := peer.Used(); got != want {
+			t.Errorf("the peer is charged %d bytes, want %d", got, want)
+		}
+	}
+	read := func(f func()) {
+		l.Begin()
+		f()
+		l.End()
+	}
+	was := peer.Used()
+
+	peer.Grow(quota.Chunks, memory.Limit()*7/8) // its share is spent, the node's memory is not
+	read(func() { l.Buffer(header(partialSure), partialSure) })
+	charged(was + memory.Limit()*7/8 + partialSure)
+	read(func() { l.Buffer(header(n), n) })
+	charged(was + memory.Limit()*7/8)
+	if f.skips != 1 {
+		t.Fatalf("skipped %d times, want once", f.skips)
+	}
+	read(func() {
+		if err := l.Frame(&transport.Frame{Raw: header(n), Skipped: n}); err != nil {
+			t.Error(err)
+		}
+	})
+	peer.Give(quota.Chunks, memory.Limit()*7/8)
+	charged(was)
+	s.h.mu.Lock()
+	if refused := s.h.e.Counters().RefuseNoRoom; refused != 1 || len(f.closes) != 0 {
+		t.Errorf("%d are refused, the link was closed %v", refused, f.closes)
+	}
+	s.h.mu.Unlock()
+
+	seq++
+	other.Grow(quota.Chunks, memory.Limit()) // there is nothing
+	read(func() { l.Buffer(header(n), n) })
+	if charged(was); f.skips != 2 {
+		t.Errorf("skipped %d times, want twice", f.skips)
+	}
+	read(func() { l.partial, l.placed = n, true })
+	if charged(was); f.skips != 2 || len(f.closes) != 0 {
+		t.Errorf("in the receiver's memory: skipped %d times, closed %v", f.skips, f.closes)
+	}
+	read(func() { l.partial, l.placed, l.skips = n, false, false })
+	s.until("a link that cannot skip is closed", func() bool { _, _, c, _ := f.state(); return len(c) == 1 })
+	other.Give(quota.Chunks, memory.Limit())
 }

@@ -25,6 +25,9 @@ const (
 	handshakeShare = 4
 	// handshakeBytes is what such a link takes.
 	handshakeBytes = 4 << 10
+	// handshakesSure is how many a source has whatever else its peers hold, and however little memory
+	// is left: a peer whose links are broken comes again with as many as it has lanes.
+	handshakesSure = 8
 	// handshakeEvery is how often one of a source's slots is given to another of it.
 	handshakeEvery = 5 * time.Millisecond
 )
@@ -77,7 +80,11 @@ func sourceOf(a netip.Addr, user int64) source {
 // begin is Registry.Admit. most is limits.max_handshakes.
 func (t *handshakes) begin(now time.Time, remote netip.Addr, user int64, abort func(), most int, memory *quota.Node) (*Handshake, error) {
 	x := &Handshake{table: t, abort: abort, source: sourceOf(remote, user), account: memory.Account(quota.Peer(remote.Unmap()))}
-	if err := x.account.Take(quota.Handshakes, handshakeBytes); err != nil {
+	take := x.account.Take
+	if t.of(x.source) < handshakesSure {
+		take = x.account.Replace
+	}
+	if err := take(quota.Handshakes, handshakeBytes); err != nil {
 		x.account.Close()
 		t.mu.Lock()
 		t.refused++
@@ -114,6 +121,13 @@ func (t *handshakes) begin(now time.Time, remote netip.Addr, user int64, abort f
 		silent.abort()
 	}
 	return x, nil
+}
+
+// of is how many a source has.
+func (t *handshakes) of(s source) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.bySource[s].n
 }
 
 // oldest finds the oldest that is fit. mu is held.

@@ -132,3 +132,36 @@ func TestHandshakesAtAPace(t *testing.T) {
 		t.Errorf("%d bytes are charged", n)
 	}
 }
+
+// TestHandshakesOfABusyPeer: a peer that holds its share of the memory, or whose node has next to
+// none, still connects with as many links as it has lanes, and with no more.
+func TestHandshakesOfABusyPeer(t *testing.T) {
+	const limit = 64 << 20
+	memory := quota.New(limit, nil)
+	var h handshakes
+	addr := netip.MustParseAddr("10.0.0.1")
+	account := memory.Account(quota.Peer(addr))
+	defer account.Close()
+	account.Grow(quota.Chunks, limit-100<<10)
+	begin := func() (*Handshake, error) {
+		return h.begin(time.Unix(1000, 0), addr, NoUser, func() {}, 256, memory)
+	}
+	var all []*Handshake
+	for i := range handshakesSure {
+		x, err := begin()
+		if err != nil {
+			t.Fatalf("number %d: %v", i+1, err)
+		}
+		all = append(all, x)
+	}
+	if _, err := begin(); !errors.Is(err, rdserr.ErrNoMemory) {
+		t.Errorf("one more: %v", err)
+	}
+	for _, x := range all {
+		x.End()
+	}
+	account.Grow(quota.Chunks, 100<<10)
+	if _, err := begin(); !errors.Is(err, rdserr.ErrNoMemory) {
+		t.Errorf("with no memory at all: %v", err)
+	}
+}

@@ -52,6 +52,9 @@ func (l *Link) Acked() uint64 {
 	return acked(l.fd) - l.ackBase
 }
 
+// Skip implements transport.Skipper.
+func (l *Link) Skip() { l.framer.Skip() }
+
 // Start begins to read.
 func (l *Link) Start(h transport.Handler) {
 	l.mu.Lock()
