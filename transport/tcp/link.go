@@ -52,6 +52,8 @@ func (l *Link) Acked() uint64 {
 	return acked(l.fd) - l.ackBase
 }
 
+var _ transport.Skipper = (*Link)(nil)
+
 // Skip implements transport.Skipper.
 func (l *Link) Skip() { l.framer.Skip() }
 
