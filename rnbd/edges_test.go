@@ -111,7 +111,7 @@ func TestRemapRefused(t *testing.T) {
 	e := w.client("c")
 	v := e.mustMap("d", rw)
 	e.cut()
-	wantErr(t, "without a path", v.Remap(w.now), rtrs.ErrNoPath)
+	wantErr(t, "without a path", v.Remap(w.now), rdserr.ErrHostDown)
 	w.holdOpen = true
 	e.connect()
 	if !v.Asking() {

@@ -369,7 +369,7 @@ func (v *Volume) Remap(now time.Duration) error {
 	case v.state == Init || v.admin.busy:
 		return rdserr.With(ErrBusy, "volume %q is being opened", v.name)
 	case !v.c.up:
-		return rdserr.With(rtrs.ErrNoPath, "there is no path to the server; volume %q is opened when there is one", v.name)
+		return rdserr.With(rdserr.ErrHostDown, "there is no path to the server; volume %q is opened when there is one", v.name)
 	}
 	// acceptAny: the administrator who remaps has been told what may be lost, and takes the
 	// volume as it is.

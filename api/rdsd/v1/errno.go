@@ -127,9 +127,19 @@ func ErrorFromStatus(err error) error {
 	case *rdserr.Error:
 		return rdserr.With(sentinel, "%s", text(st, sentinel.Text))
 	default:
-		return fmt.Errorf("%s: %w", text(st, "error"), n)
+		return &otherErrno{text(st, n.Error()), n}
 	}
 }
+
+// otherErrno is an error of an errno that has no sentinel, with the text that the other side
+// gave it.
+type otherErrno struct {
+	text  string
+	errno syscall.Errno
+}
+
+func (e *otherErrno) Error() string { return e.text }
+func (e *otherErrno) Unwrap() error { return e.errno }
 
 // UnaryErrno is the server interceptor that gives each handler's error its status.
 func UnaryErrno(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {

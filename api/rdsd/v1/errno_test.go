@@ -84,10 +84,20 @@ func TestErrnoOutsideTable(t *testing.T) {
 	if st.Code() != codes.Unknown {
 		t.Errorf("code %v, want Unknown", st.Code())
 	}
-	if got := ErrorFromStatus(st.Err()); !errors.Is(got, syscall.EXDEV) {
+	if got := ErrorFromStatus(st.Err()); !errors.Is(got, syscall.EXDEV) || got.Error() != syscall.EXDEV.Error() {
 		t.Errorf("EXDEV came back as %v", got)
 	}
+	st = StatusFromErrno(fmt.Errorf("remap v1: there is none: %w", otherDetail{syscall.EXDEV}))
+	if got := ErrorFromStatus(st.Err()); !errors.Is(got, syscall.EXDEV) || got.Error() != "remap v1: there is none: it is elsewhere" {
+		t.Errorf("EXDEV with particulars came back as %v", got)
+	}
 }
+
+// otherDetail is an errno with words of its own.
+type otherDetail struct{ syscall.Errno }
+
+func (otherDetail) Error() string   { return "it is elsewhere" }
+func (d otherDetail) Unwrap() error { return d.Errno }
 
 func TestContextErrors(t *testing.T) {
 	if c := StatusFromErrno(context.Canceled).Code(); c != codes.Canceled {
