@@ -68,6 +68,13 @@ type Placer interface {
 	Buffer(raw []byte, n int) *buf.Buf
 }
 
+// Gate is a Handler that may have its link not read for want of memory.
+type Gate interface {
+	// MayRead is asked on the link's thread before each read. Where it says no the link is
+	// asked again soon, and TCP stops the peer meanwhile.
+	MayRead() bool
+}
+
 // Skipper is a Link that can give up the memory of a payload which is partly read.
 type Skipper interface {
 	// Skip is called from within Handler.End. The rest of the payload is read and thrown

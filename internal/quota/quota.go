@@ -318,6 +318,12 @@ func (a *Account) Grow(k Kind, size int64) {
 	a.kinds[k].Add(size)
 }
 
+// Spare reports whether the node has size bytes more of kind k, whosever they would be, and
+// some beyond. It takes nothing and counts nothing.
+func (n *Node) Spare(k Kind, size int64) bool {
+	return n.Used()+size <= n.limit/64*63 && n.kinds[k].used.Load()+size <= n.partOf(k)
+}
+
 // Give gives back memory taken by Take or Grow.
 func (a *Account) Give(k Kind, size int64) { a.Grow(k, -size) }
 

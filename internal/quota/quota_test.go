@@ -69,6 +69,26 @@ func TestKindHasItsPart(t *testing.T) {
 	}
 }
 
+// TestSpare: what a node has for a kind is bounded by the kind's part, and by the whole but for a
+// 64th, whoever asks; asking takes nothing.
+func TestSpare(t *testing.T) {
+	other := int64(0)
+	n := New(64*mib, func() int64 { return other })
+	a := n.Account(User(1))
+	if !n.Spare(Partial, 16*mib) || n.Spare(Partial, 16*mib+1) {
+		t.Error("a kind's part is not its bound")
+	}
+	a.Grow(Partial, 15*mib)
+	if !n.Spare(Partial, mib) || n.Spare(Partial, mib+1) {
+		t.Error("what the kind holds does not count")
+	}
+	a.Give(Partial, 15*mib)
+	other = 62 * mib
+	if !n.Spare(Partial, mib) || n.Spare(Partial, mib+1) || n.Used() != other {
+		t.Error("what is held elsewhere does not count")
+	}
+}
+
 func TestCountedElsewhere(t *testing.T) {
 	other := int64(60 * mib)
 	n := New(64*mib, func() int64 { return other })

@@ -5,6 +5,7 @@ import (
 
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/buf"
+	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/node/peers"
 	"github.com/rdsd/rdsd/shm"
 	"github.com/rdsd/rdsd/transport"
@@ -37,13 +38,17 @@ type laneLink struct {
 	charged int64 // of both
 	watched int64 // partial as it was after the last read
 	placed  bool  // partial is in the memory of its receiver, who is charged
+	kernel  bool  // the peer is one; the link's thread alone
 	skips   bool  // partial can be refused without being kept
 }
 
 // Of tells which attempt of which lane l is the link of.
 func (l *laneLink) Of() (p *conn.Lane, attempt uint64) { return l.p, l.attempt }
 
-var _ transport.Placer = (*laneLink)(nil)
+var (
+	_ transport.Placer = (*laneLink)(nil)
+	_ transport.Gate   = (*laneLink)(nil)
+)
 
 func (h *Local) laneOf(p *conn.Lane) *lane {
 	l, _ := p.Data.(*lane)
@@ -104,6 +109,12 @@ func (l *laneLink) Frame(f *transport.Frame) error {
 	return err
 }
 
+// MayRead implements transport.Gate. A kernel forgets what TCP has taken, so what was read of it
+// is kept, whoever lacks memory; it is not read while there is no memory for the next.
+func (l *laneLink) MayRead() bool {
+	return !l.kernel || l.partial > 0 || l.h.all.deps.Memory.Spare(quota.Partial, partialSure)
+}
+
 // Buffer finds a place for a large payload, in the ring it is for.
 func (l *laneLink) Buffer(raw []byte, n int) *buf.Buf {
 	b := l.h.e.Buffer(l.p, l.attempt, raw, n)
@@ -116,6 +127,8 @@ func (l *laneLink) Buffer(raw []byte, n int) *buf.Buf {
 
 // End lets the lock go; acknowledgements and wake-ups follow in this thread.
 func (l *laneLink) End() {
+	kind := l.p.Conn().Kind()
+	l.kernel = kind != conn.KindRdsd && kind != conn.KindUnknown
 	l.settlePartial()
 	l.p.ReceivedAll(l.now, l.attempt)
 	l.h.commit(l.p)

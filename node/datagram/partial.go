@@ -11,9 +11,11 @@ import (
 // A payload that is partly there holds memory for all of it: its header tells a
 // length, and nothing says that the rest will come. After the read that left it
 // so, its link charges the peer, but for what is read into the memory of its receiver. One that
-// cannot be charged is read to its end without being kept, and refused as one that finds no room; a kernel's,
-// which cannot be refused, has its link closed, for what it was sending is sent again. A link on which
-// nothing more of it comes is closed, too.
+// cannot be charged is read to its end without being kept, and refused as one that finds no room. A
+// kernel's can be neither refused nor dropped: TCP has acknowledged what was read, and the kernel has
+// forgotten it. So it is charged in any case, and the link is not read on to the next while the node
+// has no memory for that (MayRead). Of others, which have not said who they are, the link is closed, and so is one
+// on which nothing more of a payload comes.
 
 // A kernel's link that is not read, because a receiver is full, holds the frame that found no
 // room and what was read behind it. TCP has acknowledged that, and the kernel has forgotten it:
@@ -81,7 +83,7 @@ func (l *laneLink) charge() bool {
 	account := l.h.all.deps.Memory.Account(quota.Peer(l.p.Conn().Remote()))
 	defer account.Close()
 	d := whole - l.charged
-	if d < 0 || l.held > 0 {
+	if d < 0 || l.held > 0 || l.kernel {
 		account.Grow(quota.Partial, d)
 		l.charged = whole
 		return true

@@ -144,3 +144,60 @@ func TestPayloadWithoutMemory(t *testing.T) {
 	s.until("a link that cannot skip is closed", func() bool { _, _, c, _ := f.state(); return len(c) == 1 })
 	other.Give(quota.Chunks, memory.Limit())
 }
+
+// TestKernelIsNotReadWithoutMemory: of a kernel's payload that is partly there nothing is given up,
+// whatever it is charged; behind it the link is read on while the node has memory for the next,
+// and not otherwise. Links of others are read always.
+func TestKernelIsNotReadWithoutMemory(t *testing.T) {
+	const n = 1 << 20
+	s := newSeam(t, nil)
+	k := s.bind(rds.SocketOptions{})
+	f := s.kernel(k)
+	if err := f.bring(t, frameOf(9, k.Addr().Port(), 2, "known by now")); err != nil {
+		t.Fatal(err)
+	}
+	memory := s.h.all.deps.Memory
+	peer, other := memory.Account(quota.Peer(seamHigher)), memory.Account(quota.Peer(seamLower))
+	defer peer.Close()
+	defer other.Close()
+	was := peer.Used()
+	s.h.mu.Lock()
+	lane := s.h.e.Known(seamHigher).Conn().LaneAt(0)
+	l := s.h.laneOf(lane).find(lane.Attempt())
+	s.h.mu.Unlock()
+	if !l.kernel || !l.MayRead() {
+		t.Fatalf("kernel %v, may be read %v", l.kernel, l.MayRead())
+	}
+	spent := memory.Limit() - memory.Used()
+	other.Grow(quota.Chunks, spent)
+	if l.MayRead() {
+		t.Error("a kernel is read without memory for what it sends")
+	}
+	l.kernel = false
+	if !l.MayRead() {
+		t.Error("another is not read")
+	}
+	l.kernel = true
+	h := wire.Header{Seq: 3, SPort: 9, DPort: 4, Len: n}
+	l.Begin()
+	l.Buffer(h.Append(nil), n)
+	l.End()
+	if got := peer.Used() - was; got != n || f.skips != 0 || !l.MayRead() {
+		t.Errorf("in the middle: charged %d, skipped %d times, may be read %v", got, f.skips, l.MayRead())
+	}
+	l.Begin()
+	if err := l.Frame(&transport.Frame{Raw: h.Append(nil), Payload: make([]byte, n)}); err != nil {
+		t.Error(err) // to nobody's port
+	}
+	l.End()
+	if got := peer.Used() - was; got != 0 || l.MayRead() {
+		t.Errorf("behind it: charged %d, may be read %v", got, l.MayRead())
+	}
+	if _, _, c, _ := f.state(); len(c) != 0 {
+		t.Errorf("the link was closed: %v", c)
+	}
+	other.Give(quota.Chunks, spent)
+	if !l.MayRead() {
+		t.Error("with memory again it is not read")
+	}
+}

@@ -70,6 +70,9 @@ func (l *Link) end(err error) {
 	if l.drain != nil {
 		l.drain.Stop()
 	}
+	if l.again != nil {
+		l.again.Stop()
+	}
 	// This needs the descriptor: messages that TCP has acknowledged by now need not be sent
 	// again.
 	acked := l.Acked()

@@ -3,6 +3,7 @@ package tcp
 import (
 	"net"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -26,12 +27,15 @@ type Link struct {
 	out     *transport.Batch  // kept by Send
 
 	// Owned by the reactor's thread.
-	framer  transport.Framer
-	discard bool // the handler gave the link up: received bytes are thrown away
-	waste   int  // bytes of that
-	deaf    bool // TCP takes nothing any more: this ends
-	held    *held
-	drain   *reactor.Timer
+	framer   transport.Framer
+	discard  bool // the handler gave the link up: received bytes are thrown away
+	waste    int  // bytes of that
+	deaf     bool // TCP takes nothing any more: this ends
+	held     *held
+	drain    *reactor.Timer
+	gate     transport.Gate // nil: it is read always
+	again    *reactor.Timer // asks the gate again; nil: it has never said no
+	patience time.Duration  // until then
 }
 
 // newLink takes the connection over; nc is closed in any case.
@@ -69,6 +73,7 @@ func (l *Link) Start(h transport.Handler) {
 		l.loop.r.DoFor(l, func() { h.Closed(net.ErrClosed, 0) })
 		return
 	}
+	l.gate, _ = h.(transport.Gate)
 	if p, ok := h.(transport.Placer); ok {
 		l.framer.Place = p.Buffer
 	}

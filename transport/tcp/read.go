@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -35,7 +36,7 @@ type loop struct {
 // Try reads the bytes that are there, within bounds, and reports whether there were any, or the
 // end. The reactor calls it while it spins, see reactor.Eager.
 func (l *Link) Try() (worked bool) {
-	if l.paused || l.ended {
+	if l.paused || l.ended || l.gate != nil && !l.mayRead() {
 		return false
 	}
 	for bytes := 0; bytes < turnBytes; {
@@ -81,7 +82,7 @@ func (l *Link) Try() (worked bool) {
 		}
 		l.feed(err, l.loop.stage[:n-direct])
 		// The socket had no more than this, or nothing more may be read.
-		if n < room || l.paused || l.ended {
+		if n < room || l.paused || l.ended || l.gate != nil && !l.mayRead() {
 			return true
 		}
 		bytes += n
@@ -213,6 +214,40 @@ func (l *Link) setPaused(v bool) {
 	}
 }
 
+// A link that may not be read is asked again after gateMin, and each time twice as long up to
+// gateMax: there may be thousands, and nobody tells them.
+const (
+	gateMin = 5 * time.Millisecond
+	gateMax = 320 * time.Millisecond
+)
+
+// mayRead asks the gate, and pauses the link if it says no. What was given up is read in any
+// case: nothing of it is kept.
+func (l *Link) mayRead() bool {
+	if l.discard || l.gate.MayRead() {
+		l.patience = 0
+		return true
+	}
+	if l.again == nil {
+		l.again = l.loop.r.NewTimer(l.askAgain).For(l)
+	}
+	l.patience = min(max(2*l.patience, gateMin), gateMax)
+	l.setPaused(true)
+	l.again.Reset(l.patience)
+	return false
+}
+
+// askAgain has the link read, and the gate asked, again.
+func (l *Link) askAgain() {
+	if !l.paused || l.held != nil || l.ended {
+		return
+	}
+	if l.deaf {
+		l.drain.Reset(deafTime)
+	}
+	l.setPaused(false)
+}
+
 // Resume goes on reading. The pause has been noted before resume runs, because a pause
 // begins and ends on the thread.
 func (l *Link) Resume() { l.loop.r.DoFor(l, l.resume) }
@@ -222,6 +257,9 @@ func (l *Link) resume() {
 		return
 	}
 	k := l.held
+	if k == nil { // the gate's pause, which its timer ends
+		return
+	}
 	l.h.Begin()
 	err := l.h.Frame(k.frame())
 	if err == transport.ErrPause { // as full as before

@@ -8,11 +8,13 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rdsd/rdsd/internal/await"
 	"github.com/rdsd/rdsd/internal/buf"
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/transport"
@@ -458,4 +460,87 @@ func TestReusedPorts(t *testing.T) {
 		}
 		l.Close()
 	}
+}
+
+// gated is a handler that may not always be brought more.
+type gated struct {
+	*ends
+	open  atomic.Bool
+	asked atomic.Int64
+}
+
+func (g *gated) MayRead() bool { g.here(); g.asked.Add(1); return g.open.Load() }
+
+// TestGate: a link is not read while its handler says so; it is asked again by itself, more
+// and more rarely, and everything comes when it may. What pauses for another reason is not
+// begun by the gate, nor the other way round. A closed link asks nobody, and one that is drained meanwhile ends.
+func TestGate(t *testing.T) {
+	x, y := links(t, newProvider(t))
+	e := &gated{ends: newEnds(t, x)}
+	peer := newEnds(t, y)
+	x.Start(e)
+	if _, err := peer.send(3, 10); err != nil {
+		t.Fatal(err)
+	}
+	await.Until(t, 10*time.Second, "it is asked again and again", func() bool { return e.asked.Load() >= 4 })
+	e.on(func() {
+		if e.frames.Load() != 0 || !e.l.paused || e.l.patience < 4*gateMin || e.l.patience > gateMax {
+			t.Errorf("%d frames are read, paused %v, the next look in %v", e.frames.Load(), e.l.paused, e.l.patience)
+		}
+		e.l.patience = gateMax
+		e.l.mayRead()
+		if e.l.patience != gateMax {
+			t.Errorf("the longest wait is %v, want %v", e.l.patience, gateMax)
+		}
+		e.l.Resume() // of what a receiver had paused: nothing
+	})
+	e.on(func() {
+		if !e.l.paused || e.frames.Load() != 0 {
+			t.Error("another's resume opened the gate")
+		}
+	})
+	e.open.Store(true)
+	await.Until(t, 10*time.Second, "all that was sent is read", func() bool { return e.frames.Load() == 3 })
+	e.on(func() {
+		if e.l.paused || e.l.patience != 0 {
+			t.Errorf("paused %v, patience %v", e.l.paused, e.l.patience)
+		}
+	})
+	e.pause.Store(true)
+	if _, err := peer.send(1, 10); err != nil {
+		t.Fatal(err)
+	}
+	await.Until(t, 10*time.Second, "a receiver is full", func() bool {
+		held := false
+		e.on(func() { held = e.l.held != nil })
+		return held
+	})
+	e.on(func() {
+		e.l.askAgain()
+		if !e.l.paused {
+			t.Error("the gate's timer resumed what a receiver has paused")
+		}
+	})
+	e.pause.Store(false)
+	x.Resume()
+	await.Until(t, 10*time.Second, "the receiver goes on", func() bool { return e.frames.Load() == 4 })
+	e.on(func() {
+		e.open.Store(false)
+		e.l.Try()
+		e.l.startDrain()
+		e.l.drainDue()
+		e.l.drainDue() // it is paused
+		if e.l.ended || !e.l.deaf {
+			t.Errorf("ended %v, deaf %v", e.l.ended, e.l.deaf)
+		}
+	})
+	e.open.Store(true)
+	e.once(t, "drained behind a gate", os.ErrDeadlineExceeded)
+	e.on(func() {
+		asked := e.asked.Load()
+		e.l.askAgain()
+		if e.l.Try(); e.asked.Load() != asked {
+			t.Error("an ended link asks its gate")
+		}
+	})
 }
