@@ -2,6 +2,7 @@ package service
 
 import (
 	"errors"
+	"io"
 	"log/slog"
 	"math/bits"
 	"net"
@@ -66,6 +67,7 @@ type callConn struct {
 	waits   bool                   // for memory
 	ended   bool                   // by evict: what it waits for will not come
 	bad     error                  // what the client may not do
+	failed  error                  // of the first read or write that failed
 }
 
 // callStream is a stream of it, guarded by the connection's mu.
@@ -109,6 +111,9 @@ func (t *callTable) wrap(c net.Conn, id config.Identity, account *quota.Account,
 // Read charges what it brings before the server has it.
 func (c *callConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p[:c.mayRead(len(p))])
+	if err != nil {
+		c.fails(err)
+	}
 	if n == 0 {
 		return n, err
 	}
@@ -266,7 +271,19 @@ func (c *callConn) Write(p []byte) (int, error) {
 	c.out.feed(p, noBegin, noBody, c.told)
 	c.give()
 	c.mu.Unlock()
-	return c.Conn.Write(p)
+	n, err := c.Conn.Write(p)
+	if err != nil {
+		c.fails(err)
+	}
+	return n, err
+}
+
+func (c *callConn) fails(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.failed == nil {
+		c.failed = err
+	}
 }
 
 func noBegin(int)   {}
@@ -306,6 +323,7 @@ func (c *callConn) Close() error {
 		t.mu.Unlock()
 		t.paces.leave(c.pace)
 		c.mu.Lock()
+		t.tell(c)
 		c.streams, c.cur = nil, nil
 		c.account.Give(quota.Calls, c.taken)
 		c.account.Give(quota.Clients, c.opened)
@@ -314,6 +332,18 @@ func (c *callConn) Close() error {
 		c.release()
 	})
 	return c.Conn.Close()
+}
+
+// tell says of a connection with calls under way that it is closed, if that was not its client's doing and
+// refuse has not said so. c.mu is held.
+func (t *callTable) tell(c *callConn) {
+	switch {
+	case len(c.streams) == 0 || c.ended || c.bad != nil || errors.Is(c.failed, io.EOF):
+	case c.failed == nil:
+		t.log.Info("client's connection closed by this end", "uid", c.id.UID, "pid", c.id.PID, "calls", len(c.streams))
+	default:
+		t.log.Info("client's connection failed", "uid", c.id.UID, "pid", c.id.PID, "calls", len(c.streams), "error", c.failed)
+	}
 }
 
 // refuse says why a client's connection is ended.

@@ -3,8 +3,11 @@ package service
 import (
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -204,3 +207,48 @@ func TestHoldersAreFew(t *testing.T) {
 		a.Close()
 	}
 }
+
+// TestEndsAreTold: that a connection with calls under way was closed by this end, or failed, is in
+// the log; that its client has closed it, or what was said before, is not.
+func TestEndsAreTold(t *testing.T) {
+	streams := map[uint32]*callStream{1: {}, 3: {}}
+	for what, x := range map[string]struct {
+		c    *callConn
+		want string
+	}{
+		"by this end":    {&callConn{streams: streams}, `closed by this end" uid=7 pid=0 calls=2`},
+		"failed":         {&callConn{streams: streams, failed: syscall.ENOBUFS}, `failed" uid=7 pid=0 calls=2 error="no buffer space available"`},
+		"by its client":  {&callConn{streams: streams, failed: io.EOF}, ""},
+		"without a call": {&callConn{failed: syscall.ENOBUFS}, ""},
+		"said before":    {&callConn{streams: streams, ended: true}, ""},
+		"refused":        {&callConn{streams: streams, bad: syscall.EINVAL}, ""},
+	} {
+		var log strings.Builder
+		table := &callTable{log: slog.New(slog.NewTextHandler(&log, nil))}
+		c := x.c
+		c.id = config.Identity{UID: 7}
+		table.tell(c)
+		if got := log.String(); x.want == "" && got != "" || !strings.Contains(got, x.want) {
+			t.Errorf("%s: %q, want %q in it", what, got, x.want)
+		}
+	}
+	c := &callConn{Conn: &failing{read: io.ErrUnexpectedEOF, write: syscall.EPIPE}, table: &callTable{}}
+	c.Read(make([]byte, 1))
+	c.Write([]byte{0})
+	if c.failed != io.ErrUnexpectedEOF {
+		t.Errorf("%v is kept, want the first error", c.failed)
+	}
+	c = &callConn{Conn: &failing{write: syscall.EPIPE}, table: &callTable{}}
+	if c.Write([]byte{0}); c.failed != error(syscall.EPIPE) {
+		t.Errorf("%v is kept, want that of the write", c.failed)
+	}
+}
+
+// failing is a connection whose calls fail.
+type failing struct {
+	net.Conn
+	read, write error
+}
+
+func (c *failing) Read([]byte) (int, error)  { return 0, c.read }
+func (c *failing) Write([]byte) (int, error) { return 0, c.write }

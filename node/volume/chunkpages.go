@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"errors"
 	"math/bits"
 	"sync/atomic"
 	"unsafe"
@@ -20,7 +21,12 @@ type chunkPages struct {
 	taken   atomic.Int64 // pages
 }
 
-const chunkPage = 4096
+const (
+	chunkPage = 4096
+	// chunkSure is how many pages of its chunks a session has while the node has them, whatever else its
+	// peer or others hold: one request of 1 MiB, and what an idle session keeps.
+	chunkSure = (1<<20 + 256<<10) / chunkPage
+)
 
 func newChunkPages(mem []byte, account *quota.Account) *chunkPages {
 	pages := (len(mem) + chunkPage - 1) / chunkPage
@@ -45,7 +51,11 @@ func (c *chunkPages) touch(off, n int) error {
 	if want == 0 {
 		return nil
 	}
-	if err := c.account.Take(quota.Chunks, want*chunkPage); err != nil {
+	err := c.account.Take(quota.Chunks, want*chunkPage)
+	if err != nil && !errors.Is(err, quota.ErrRationed) && c.taken.Load()+want <= chunkSure {
+		err = c.account.Replace(quota.Chunks, want*chunkPage)
+	}
+	if err != nil {
 		return err
 	}
 	var fresh int64

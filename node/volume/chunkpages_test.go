@@ -66,6 +66,39 @@ func TestChunkPagesRefused(t *testing.T) {
 	}
 }
 
+// TestChunkPagesSure: a session has pages for a request of 1 MiB, and what it keeps, whatever its peer
+// holds, while the node has them, and no more.
+func TestChunkPagesSure(t *testing.T) {
+	const limit = 64 << 20
+	node := quota.New(limit, nil)
+	peer, other := node.Account(quota.User(1)), node.Account(quota.User(2))
+	c := newChunkPages(make([]byte, 8<<20), node.Account(quota.User(1)))
+	peer.Grow(quota.Sockets, limit*7/8) // far beyond its share
+	if err := c.touch(0, 1<<20); err != nil {
+		t.Fatalf("the first MiB: %v", err)
+	}
+	if err := c.touch(1<<20, 256<<10+1); err == nil {
+		t.Error("a page more than is sure was given")
+	}
+	if err := c.touch(1<<20, 256<<10); err != nil {
+		t.Errorf("what a session keeps: %v", err)
+	}
+	c.trimmed(0, 1<<20)
+	other.Grow(quota.Sockets, limit-node.Used()-512<<10)
+	if err := c.touch(0, 1<<20); err == nil {
+		t.Error("more was given than the node has")
+	}
+	if err := c.touch(0, 512<<10); err != nil || node.Used() != limit {
+		t.Errorf("the last: %v, %d of %d", err, node.Used(), limit)
+	}
+	c.free()
+	if peer.Give(quota.Sockets, limit*7/8); peer.Used() != 0 {
+		t.Errorf("%d bytes are left", peer.Used())
+	}
+	peer.Close()
+	other.Close()
+}
+
 // TestChunkPagesRationed: who is refused and tries again pays once.
 func TestChunkPagesRationed(t *testing.T) {
 	node := quota.New(64<<20, nil)

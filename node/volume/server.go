@@ -15,6 +15,7 @@ import (
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rnbd"
 	"github.com/rdsd/rdsd/rtrs"
 	"github.com/rdsd/rdsd/transport"
@@ -306,6 +307,8 @@ const (
 	rationEvery = 5 * time.Millisecond
 	// rationWait is how long memory that is to be given back is waited for.
 	rationWait = time.Second
+	// rationMost is how many requests wait whose peer, or the node, has no memory for them.
+	rationMost = 256
 )
 
 // ration has a request wait for memory. mu is held.
@@ -328,6 +331,9 @@ func (s *server) ration(r *rtrs.ServerReq) {
 					continue
 				case errors.Is(err, quota.ErrRationed) && now < w.until:
 					s.rationed = append(s.rationed, list[i:]...)
+				case errors.Is(err, rdserr.ErrNoMemory) && now < w.until: // others may have some
+					s.rationed = append(s.rationed, w)
+					continue
 				default:
 					s.rt.Reply(now, w.r, 0, err)
 					continue

@@ -8,6 +8,7 @@ import (
 
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rnbd"
 	"github.com/rdsd/rdsd/rtrs"
 	"github.com/rdsd/rdsd/transport"
@@ -173,7 +174,7 @@ func (e *serverEnv) Down(s *rtrs.ServerSession) {
 
 func (e *serverEnv) Request(r *rtrs.ServerReq) {
 	switch err := (*server)(e).touch(r.Data); { // what a read fills
-	case errors.Is(err, quota.ErrRationed):
+	case errors.Is(err, quota.ErrRationed), errors.Is(err, rdserr.ErrNoMemory) && len((*server)(e).rationed) < rationMost:
 		(*server)(e).ration(r)
 		return
 	case err != nil:
