@@ -130,9 +130,7 @@ func httpEvents(s *Stage) error {
 // takes no answer.
 func httpViews(s *Stage) error {
 	paths := []string{"peers?remote=127.0.0.1", "counters?remote=127.0.0.1", "queue?limit=4294967295", "congestion/history", "congestion/maps", "volumes/paths?session=x"}
-	for _, t := range httpTopics[:5] {
-		paths = append(paths, t)
-	}
+	paths = append(paths, httpTopics[:5]...)
 	for !s.Over() {
 		c, err := s.http()
 		if err != nil {
