@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/rdsd/rdsd/internal/netlocal"
 	"github.com/rdsd/rdsd/node/volume"
 )
 
@@ -28,7 +29,7 @@ func (n *Node) startVolumes() error {
 		return err
 	}
 	list := n.peers.OneSided()
-	deps := volume.Deps{Provider: list[0].Provider, Reactors: n.hosts.Reactors(), Log: n.deps.Log, Guard: n.deps.Guard, Layer: n.layer, Memory: n.deps.Memory, Evict: n.hosts.Evict}
+	deps := volume.Deps{Provider: list[0].Provider, Reactors: n.hosts.Reactors(), Log: n.deps.Log, Guard: n.deps.Guard, Layer: n.layer, Memory: n.deps.Memory, Evict: n.hosts.Evict, Local: netlocal.IsLocal}
 	for _, t := range list[1:] {
 		deps.Others = append(deps.Others, volume.Transport{Name: t.Name, Provider: t.Provider, Port: t.Port, Devices: t.Devices})
 	}

@@ -83,7 +83,7 @@ var arrows = []struct {
 	{"api/rdsd/v1", []string{"rdserr"}},
 	// Of the hot messages, which both ends lay out and read by hand.
 	{"api/rdsd/v1/fastwire", nil},
-	{"node/volume", []string{"rtrs", "rnbd", "blk", "blk/nbd", "transport", "wire/rtrs", "wire/rnbd", "rdserr", "internal/eintr", "internal/guard", "internal/netlocal", "internal/reactor", "internal/stats", "internal/quota", "internal/unixsock"}},
+	{"node/volume", []string{"rtrs", "rnbd", "blk", "blk/nbd", "transport", "wire/rtrs", "wire/rnbd", "rdserr", "internal/eintr", "internal/guard", "internal/reactor", "internal/stats", "internal/quota", "internal/unixsock"}},
 	{"node/config", []string{"node/volume", "rtrs", "rdserr", "shm", "internal/reactor"}},
 	{"node/base", []string{"node/config", "rds", "rdserr", "internal/accept", "internal/counters", "internal/guard", "internal/quota"}},
 	// The registry of peers names the transports, for datagrams and for volumes; what a peer

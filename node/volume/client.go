@@ -301,7 +301,7 @@ func (c *client) addPath(ctx context.Context, p PathSpec, here bool) (*rtrs.Clie
 	if err != nil {
 		return nil, err
 	}
-	if here && p.Src != "" && e.via.kind() == "" && c.h.machine.Local != nil && !c.h.machine.Local(e.local.Addr()) {
+	if here && p.Src != "" && e.via.kind() == "" && c.h.local != nil && !c.h.local(e.local.Addr()) {
 		return nil, rdserr.With(rdserr.ErrAddrNotAvail, "path %q to %q: source %v is not an address of this node", p.Src, p.Dst, e.local.Addr())
 	}
 	now := c.lock(c.clock())

@@ -124,6 +124,7 @@ func TestWrongInputIsRefused(t *testing.T) {
 	is(t, "add a path", err, syscall.ENOENT, "no session")
 	_, err = c.AddPath(ctx, m.Session, PathSpec{Dst: "a b"})
 	is(t, "add a path to nowhere", err, syscall.EINVAL, "destination")
+	c.local = func(a netip.Addr) bool { return a.IsLoopback() }
 	_, err = c.AddPath(ctx, m.Session, PathSpec{Src: "192.0.2.7", Dst: server.node()})
 	is(t, "a source elsewhere", err, syscall.EADDRNOTAVAIL, "source 192.0.2.7 is not an address of this node")
 	_, err = c.AddPath(ctx, m.Session, PathSpec{Dst: server.node()})

@@ -36,6 +36,8 @@ type Deps struct {
 	// Evict has somebody that rests give memory back, for a peer that nobody knew, and reports
 	// whether there was one. It is called with no lock held. nil: nobody does.
 	Evict func() bool
+	// Local reports whether Provider can make links from an address; nil: it finds out itself.
+	Local func(a netip.Addr) bool
 }
 
 // Host is what a daemon does with volumes.
@@ -55,6 +57,7 @@ type Host struct {
 	layer      func(name string, d blk.Device) blk.Device // Deps.Layer
 	memory     *quota.Node                                // Deps.Memory
 	evict      func() bool                                // Deps.Evict
+	local      func(a netip.Addr) bool                    // Deps.Local
 	ctx        context.Context                            // of what happens in the background
 	cancel     context.CancelFunc
 	work       *group // goroutines that end by themselves after cancel and the end of the sessions
@@ -97,7 +100,7 @@ func newHostOn(cfg Config, deps Deps, drv driver, m *Machine) (*Host, error) {
 		return nil, err
 	}
 	h := &Host{cfg: cfg, transports: transports, reactors: deps.Reactors, log: deps.Log, guard: deps.Guard, machine: m, base: m.Wall().Add(-m.Clock()), ev: newEvents(deps.Log, m.Wall),
-		store: store, drv: drv, layer: deps.Layer, memory: deps.Memory, evict: deps.Evict, waits: newWaits(m), work: &group{m: m},
+		store: store, drv: drv, layer: deps.Layer, memory: deps.Memory, evict: deps.Evict, local: deps.Local, waits: newWaits(m), work: &group{m: m},
 		clients: map[string]*client{}, nextID: old.NextID, exports: map[string]*export{}}
 	if store.aside != nil {
 		h.log.Error("volume: what was persistent is not there", "err", store.aside)

@@ -3,13 +3,11 @@ package volume
 import (
 	"context"
 	"math/rand/v2"
-	"net/netip"
 	"sync"
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/internal/guard"
-	"github.com/rdsd/rdsd/internal/netlocal"
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/rnbd"
 	"github.com/rdsd/rdsd/rtrs"
@@ -50,9 +48,6 @@ type Machine struct {
 	// Front shows a mapped volume to those who use it; nil: on a socket, or as a device of
 	// the kernel.
 	Front func(s *MapSpec, d blk.Device) (Front, error)
-
-	// Local reports whether an address is this machine's; nil: nobody knows.
-	Local func(a netip.Addr) bool
 
 	// Tune sets what a world draws of the cores and nobody configures, Session and Export
 	// hear of their events, without a lock and before what a step brought reaches a store;
@@ -119,7 +114,6 @@ func thisMachine(g *guard.Guard) *Machine {
 		Chunks: mappedChunks{},
 		Boot:   bootID(),
 		Disk:   openDisk,
-		Local:  netlocal.IsLocal,
 	}
 }
 
