@@ -36,10 +36,13 @@ type loop struct {
 // Try reads the bytes that are there, within bounds, and reports whether there were any, or the
 // end. The reactor calls it while it spins, see reactor.Eager.
 func (l *Link) Try() (worked bool) {
-	if l.paused || l.ended || l.gate != nil && !l.mayRead() {
+	if l.paused || l.ended {
 		return false
 	}
 	for bytes := 0; bytes < turnBytes; {
+		if l.gate != nil && !l.mayRead() {
+			return worked
+		}
 		want := l.framer.Want
 		// The rest of a large payload is read to its place, and a little behind it, which usually
 		// has the next header, in the same call.
@@ -82,7 +85,7 @@ func (l *Link) Try() (worked bool) {
 		}
 		l.feed(err, l.loop.stage[:n-direct])
 		// The socket had no more than this, or nothing more may be read.
-		if n < room || l.paused || l.ended || l.gate != nil && !l.mayRead() {
+		if n < room || l.paused || l.ended {
 			return true
 		}
 		bytes += n
