@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"math/bits"
+	"sync"
 )
 
 // Ports and the size of a map on the wire.
@@ -37,15 +38,32 @@ func (m *Map) Set(p uint16, congested bool) bool {
 		return false
 	}
 	if m.w == nil {
-		m.w = new([Ports / 64]uint64)
+		m.w = getWords()
 	}
 	m.w[p/64] ^= 1 << (p % 64)
 	if congested {
 		m.n++
 	} else if m.n--; m.n == 0 {
-		m.w = nil
+		m.putWords()
 	}
 	return true
+}
+
+// A peer may have a port congested and clear again as often as it likes: words that are all
+// clear serve the next map.
+var clearWords sync.Pool
+
+func getWords() *[Ports / 64]uint64 {
+	if w, ok := clearWords.Get().(*[Ports / 64]uint64); ok {
+		return w
+	}
+	return new([Ports / 64]uint64)
+}
+
+// putWords gives up the words of a map without a congested port.
+func (m *Map) putWords() {
+	clearWords.Put(m.w)
+	m.w = nil
 }
 
 // Next is the first congested port from p on, if there is one.
@@ -100,7 +118,7 @@ func (m *Map) Replace(b []byte, most int, changed func(p uint16, congested bool)
 		if bytes.Equal(b, zeros[:]) {
 			return 0, false, nil
 		}
-		m.w = new([Ports / 64]uint64)
+		m.w = getWords()
 	}
 	m.n = 0
 	for i := range m.w {
@@ -122,7 +140,7 @@ func (m *Map) Replace(b []byte, most int, changed func(p uint16, congested bool)
 		}
 	}
 	if m.n == 0 {
-		m.w = nil
+		m.putWords()
 	}
 	return freed, differs, nil
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"math/rand"
 	"os"
+	"runtime"
 	"slices"
 	"testing"
 )
@@ -306,5 +307,47 @@ func TestReplaceSays(t *testing.T) {
 		if _, differs, err := m.Replace(make([]byte, n), 0, nil); err == nil || differs || m.Len() != 1 {
 			t.Errorf("a map of %d bytes: differs %v, %v", n, differs, err)
 		}
+	}
+}
+
+// TestToggling: a peer that has a port congested and clear again, as often as it likes, costs no memory for
+// each change, and a map that others used before has nothing of theirs.
+func TestToggling(t *testing.T) {
+	var a, b Map
+	whole := bytes.Repeat([]byte{0xff}, Bytes)
+	if _, _, err := a.Replace(whole, 0, nil); err != nil || a.Len() != Ports {
+		t.Fatalf("%d ports, %v", a.Len(), err)
+	}
+	if _, differs, err := a.Replace(zeros[:], 0, nil); !differs || err != nil || a.Len() != 0 {
+		t.Fatalf("%d ports are left, %v", a.Len(), err)
+	}
+	for p := range Ports {
+		a.Set(uint16(p), true)
+	}
+	for p := range Ports {
+		a.Set(uint16(p), false)
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	const times = 1000
+	for i := range times {
+		m := &a
+		if i%2 == 1 {
+			m = &b
+		}
+		if !m.Set(uint16(i), true) || m.Len() != 1 {
+			t.Fatalf("change %d: %d ports are congested", i, m.Len())
+		}
+		if p, ok := m.Next(0); !ok || p != uint16(i) {
+			t.Fatalf("change %d: port %d is congested", i, p)
+		}
+		if !m.Set(uint16(i), false) || m.Len() != 0 {
+			t.Fatalf("change %d: %d ports are congested still", i, m.Len())
+		}
+	}
+	runtime.ReadMemStats(&after)
+	// The race detector has pools forget a quarter of what they are given.
+	if n := after.TotalAlloc - before.TotalAlloc; n > times*Bytes/2 {
+		t.Errorf("%d changes took %d bytes", 2*times, n)
 	}
 }

@@ -30,6 +30,10 @@ const (
 	// memoryReserve is what of the slack is kept for a collector that is short of
 	// processors: Go's limit is a soft one.
 	memoryReserve = 48 << 20
+	// memoryLast is what is left of that reserve when the collector would run without an end.
+	memoryLast = 16 << 20
+	// garbageLeast is how much garbage there may be between two collections, at least.
+	garbageLeast = 16 << 20
 	// gcPercent is how far garbage may outgrow what lives. The daemon's live heap is small
 	// (queues are mostly empty), so that the collector's default of 100 makes it run for
 	// every few megabytes. At 400 it takes a tenth of the time it took.
@@ -59,7 +63,7 @@ func TuneMemory(c *config.Config) {
 	}
 	if os.Getenv("GOMEMLIMIT") == "" {
 		tuned.Store(int64(c.Limits.MemoryBytes))
-		debug.SetMemoryLimit(goLimit(int64(c.Limits.MemoryBytes), 0, 0))
+		debug.SetMemoryLimit(goLimit(int64(c.Limits.MemoryBytes), 0, 0, 0, 0))
 	}
 }
 
@@ -73,10 +77,14 @@ func ration(limit int64) int64 { return limit / 8 }
 // goLimit is what Go may take of the process when foreign bytes of it are not Go's and
 // held bytes are charged to somebody and Go's. The rest is garbage, of which a collector
 // that is short of processors leaves more than it may, the more it may leave: so that is
-// bounded too, to three eighths of the limit.
-func goLimit(limit, foreign, held int64) int64 {
+// bounded too, to three eighths of the limit. When clients and peers hold all they may, that can be
+// less than what lives, and the collector would take most of the processors: so it has what it
+// needs (goUse.needs) of the reserve, but for memoryLast and what is granted to chunks.
+func goLimit(limit, foreign, held, needs, granted int64) int64 {
 	room := limit - ration(limit) + memorySlack - memoryReserve - foreign
-	return max(min(room, held+programHeap+limit/8*3), 16<<20)
+	l := min(room, held+programHeap+limit/8*3)
+	last := limit + memorySlack - memoryLast - foreign - granted
+	return max(l, min(needs, last), 16<<20)
 }
 
 // programHeap is about what Go has in a daemon that nobody uses.
@@ -104,6 +112,7 @@ type keeper struct {
 	regions int64          // charged to own for pages of regions
 	goLimit int64          // as last set
 	freed   time.Time      // the last collection for the sake of chunks
+	goUse   func() goUse
 	quiet   quiet
 	file    *os.File
 	buf     [128]byte
@@ -124,7 +133,7 @@ func (n *Node) keep(stop <-chan struct{}) {
 		return
 	}
 	defer f.Close()
-	k := &keeper{node: n, page: int64(os.Getpagesize()), own: n.deps.Memory.Account(quota.Holder{}), file: f}
+	k := &keeper{node: n, page: int64(os.Getpagesize()), own: n.deps.Memory.Account(quota.Holder{}), file: f, goUse: readGoUse}
 	defer k.own.Close()
 	t := time.NewTimer(keepEvery)
 	defer t.Stop()
@@ -180,13 +189,6 @@ func (k *keeper) look() (resident int64) {
 	regions := max(shared-programPages-paid, 0)
 	k.own.Grow(quota.Regions, regions-k.regions)
 	k.regions = regions
-	chunks := n.deps.Memory.Kinds()[quota.Chunks].Used
-	if tuned.Load() > 0 {
-		if l := goLimit(tuned.Load(), shared+chunks, max(n.deps.Memory.Used()-n.deps.Memory.Kinds()[quota.Regions].Used-chunks, 0)); l-k.goLimit > limitStep || k.goLimit-l > limitStep {
-			k.goLimit = l
-			debug.SetMemoryLimit(l)
-		}
-	}
 	// Pages of regions are let go before anybody is refused for want of them.
 	if regions > limitStep && (n.deps.Memory.Used() > n.deps.Memory.Limit()/8*7 || resident > n.deps.Memory.Limit()+memorySlack-memoryReserve) {
 		n.clients.ForgetPages()
@@ -201,8 +203,8 @@ func (k *keeper) look() (resident int64) {
 	return resident
 }
 
-// grant says how far chunks may grow until the next look. Where Go has what they want it
-// is made to give it back first.
+// grant says how far Go's memory and chunks may grow until the next look. Where Go has what
+// chunks want it is made to give it back first.
 func (k *keeper) grant(resident, shared int64) {
 	m := k.node.deps.Memory
 	if tuned.Load() == 0 {
@@ -210,9 +212,11 @@ func (k *keeper) grant(resident, shared int64) {
 	}
 	for {
 		chunks := m.Kinds()[quota.Chunks].Used
+		use := k.goUse()
 		// What is charged may be written any moment, whether it is resident or not.
-		low, upTo := granted(m.Limit(), max(resident, goBytes()+shared+chunks), chunks)
+		low, upTo := granted(m.Limit(), max(resident, use.all+shared+chunks), chunks)
 		if upTo-chunks == ration(m.Limit()) || !m.Asked(quota.Chunks) || time.Since(k.freed) < freeEvery {
+			k.limitGo(shared, chunks, upTo-chunks, use)
 			m.Ration(quota.Chunks, low, upTo)
 			return
 		}
@@ -222,11 +226,38 @@ func (k *keeper) grant(resident, shared int64) {
 	}
 }
 
-// goBytes is what Go has of the process and has not given back.
-func goBytes() int64 {
-	s := []metrics.Sample{{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
+// limitGo sets the collector's limit, if it is off.
+func (k *keeper) limitGo(shared, chunks, granted int64, use goUse) {
+	m := k.node.deps.Memory
+	held := max(m.Used()-m.Kinds()[quota.Regions].Used-chunks, 0)
+	if l := goLimit(tuned.Load(), shared+chunks, held, use.needs(), granted); l-k.goLimit > limitStep || k.goLimit-l > limitStep {
+		k.goLimit = l
+		debug.SetMemoryLimit(l)
+	}
+}
+
+// goUse is what Go has of the process, in bytes.
+type goUse struct {
+	all    int64 // that it has not given back
+	live   int64 // objects that the last collection found in use
+	beside int64 // neither objects nor pages of the heap without any: stacks, tables, parts of spans
+}
+
+// needs is the least limit with which the collector does not run without an end: it has half of
+// what lives, and garbageLeast, for garbage. The runtime leaves 3 % of the heap, and 1 MiB, below
+// its limit (runtime/mgcpacer.go, memoryLimitHeapGoal).
+func (u goUse) needs() int64 {
+	heap := u.live + max(u.live/2, garbageLeast)
+	return u.beside + heap + max(heap/100*3, 1<<20)
+}
+
+func readGoUse() goUse {
+	s := []metrics.Sample{{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"},
+		{Name: "/memory/classes/heap/free:bytes"}, {Name: "/memory/classes/heap/objects:bytes"}, {Name: "/gc/heap/live:bytes"}}
 	metrics.Read(s)
-	return int64(s[0].Value.Uint64() - s[1].Value.Uint64())
+	of := func(i int) int64 { return int64(s[i].Value.Uint64()) }
+	all := of(0) - of(1)
+	return goUse{all: all, live: of(4), beside: max(all-of(2)-of(3), 0)}
 }
 
 // programPages is about what the program's own file takes.

@@ -21,7 +21,7 @@ func kept(t *testing.T) (k *keeper, says func(resident, shared int64)) {
 	}
 	t.Cleanup(func() { f.Close() })
 	const page = 4096
-	k = &keeper{node: n, page: page, own: n.deps.Memory.Account(quota.Holder{}), file: f}
+	k = &keeper{node: n, page: page, own: n.deps.Memory.Account(quota.Holder{}), file: f, goUse: func() goUse { return goUse{} }}
 	t.Cleanup(k.own.Close)
 	whole.Store(true)
 	t.Cleanup(func() { whole.Store(false) })
@@ -129,7 +129,7 @@ func TestKeeperSetsTheCollectorsLimit(t *testing.T) {
 		says(50*mib, c.shared)
 		k.look()
 		if c.set {
-			set = goLimit(limit, c.shared, 0)
+			set = goLimit(limit, c.shared, 0, goUse{}.needs(), ration(limit))
 		}
 		if got := debug.SetMemoryLimit(-1); got != set || k.goLimit != set {
 			t.Errorf("%s: the limit is %d and noted as %d, want %d", c.what, got, k.goLimit, set)

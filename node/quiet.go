@@ -45,13 +45,13 @@ func (q *quiet) tidied(now time.Time, allocated uint64, held int64) {
 
 // look trims and collects where that is due.
 func (q *quiet) look(now time.Time, trim func()) {
-	if !q.due(now, allocatedBytes(), goBytes()) {
+	if !q.due(now, allocatedBytes(), readGoUse().all) {
 		return
 	}
 	trim()
 	runtime.GC() // what pools keep is let go by the second collection
 	debug.FreeOSMemory()
-	q.tidied(now, allocatedBytes(), goBytes())
+	q.tidied(now, allocatedBytes(), readGoUse().all)
 }
 
 // allocatedBytes is what has been allocated since the start.

@@ -59,13 +59,13 @@ func TestTidied(t *testing.T) {
 		garbage[i][0] = 1
 	}
 	q.look(time.Now(), trim)
-	held := goBytes()
+	held := readGoUse().all
 	clear(garbage)
 	if q.look(time.Now().Add(quietFor-time.Second), trim); q.kept != 0 || trims != 0 {
 		t.Fatal("tidied up too early")
 	}
 	q.look(time.Now().Add(quietFor), trim)
-	if now := goBytes(); q.kept == 0 || trims != 1 || held-now < 24<<20 {
+	if now := readGoUse().all; q.kept == 0 || trims != 1 || held-now < 24<<20 {
 		t.Errorf("Go had %d KiB of the process and has %d, with 32 MiB of garbage between, and what is kept was let go %d times", held>>10, now>>10, trims)
 	}
 }

@@ -228,15 +228,30 @@ func (a *Account) Take(k Kind, size int64) error {
 	return a.refusal(k, size, total-size, kind-size, whole-size)
 }
 
+// Sure is Take for the little that a holder has whatever others, or it itself, hold. What is there already
+// and cannot be refused (Grow) may have brought the node over its limit: so these may go beyond it, by
+// overdraft at most.
+func (a *Account) Sure(k Kind, size int64) error {
+	return a.within(k, size, a.node.limit+min(a.node.limit/32, overdraft))
+}
+
+// overdraft is how far what is sure may go beyond the limit, of which it is a 32nd at most.
+const overdraft = 8 << 20
+
 // Replace is Take for memory that another has just given back so that this holder may have
 // it: as much is held as before, so nothing need be left to others.
 func (a *Account) Replace(k Kind, size int64) error {
 	if a == nil {
 		return nil
 	}
+	return a.within(k, size, a.node.limit)
+}
+
+// within takes size bytes if the node then holds no more than most, and the kind no more than its part.
+func (a *Account) within(k Kind, size, most int64) error {
 	a.Grow(k, size)
 	n := a.node
-	if total, kind := n.Used(), n.kinds[k].used.Load(); total > n.limit || kind > n.partOf(k) {
+	if total, kind := n.Used(), n.kinds[k].used.Load(); total > most || kind > n.partOf(k) {
 		a.Give(k, size)
 		n.kinds[k].refused.Add(1)
 		return a.refusal(k, size, total-size, kind-size, a.used.Load())

@@ -423,3 +423,31 @@ func TestPagesAreNotMuch(t *testing.T) {
 		t.Errorf("more than a little beside the pages: %v", err)
 	}
 }
+
+// TestSure: what is sure is there beyond the limit, by a 32nd of it or 8 MiB at most, within the kind's
+// part, and is counted for its holder; what is refused is not.
+func TestSure(t *testing.T) {
+	for _, c := range []struct{ limit, over int64 }{{64 * mib, 2 * mib}, {256 * mib, 8 * mib}, {4096 * mib, 8 * mib}} {
+		n := New(c.limit, nil)
+		n.Account(User(1)).Grow(Regions, c.limit)
+		a := n.Account(Peer(netip.MustParseAddr("10.0.0.1")))
+		if a.Take(Handshakes, 1) == nil || a.Replace(Handshakes, 1) == nil {
+			t.Fatal("there is room")
+		}
+		if err := a.Sure(Handshakes, c.over); err != nil {
+			t.Fatalf("limit %d: %v", c.limit, err)
+		}
+		if err := a.Sure(Handshakes, 1); !errors.Is(err, rdserr.ErrNoMemory) || a.Used() != c.over || n.Used() != c.limit+c.over {
+			t.Fatalf("limit %d: a byte more: %v; %d bytes are held, %d in all", c.limit, err, a.Used(), n.Used())
+		}
+		a.Give(Handshakes, c.over)
+	}
+	n := New(64*mib, nil)
+	a := n.Account(Peer(netip.MustParseAddr("10.0.0.1")))
+	if err := a.Sure(Handshakes, 4*mib+1); !errors.Is(err, rdserr.ErrNoMemory) {
+		t.Errorf("beyond the part of the kind: %v", err)
+	}
+	if err := a.Sure(Handshakes, 4*mib); err != nil {
+		t.Error(err)
+	}
+}

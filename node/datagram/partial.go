@@ -90,7 +90,7 @@ func (l *laneLink) charge() bool {
 	}
 	err := account.Take(quota.Partial, d)
 	if err != nil && whole <= partialSure {
-		err = account.Replace(quota.Partial, d)
+		err = account.Sure(quota.Partial, d)
 	}
 	if err == nil {
 		l.charged = whole

@@ -82,7 +82,7 @@ func (t *handshakes) begin(now time.Time, remote netip.Addr, user int64, abort f
 	x := &Handshake{table: t, abort: abort, source: sourceOf(remote, user), account: memory.Account(quota.Peer(remote.Unmap()))}
 	take := x.account.Take
 	if t.of(x.source) < handshakesSure {
-		take = x.account.Replace
+		take = x.account.Sure
 	}
 	if err := take(quota.Handshakes, handshakeBytes); err != nil {
 		x.account.Close()

@@ -53,7 +53,7 @@ func (c *chunkPages) touch(off, n int) error {
 	}
 	err := c.account.Take(quota.Chunks, want*chunkPage)
 	if err != nil && !errors.Is(err, quota.ErrRationed) && c.taken.Load()+want <= chunkSure {
-		err = c.account.Replace(quota.Chunks, want*chunkPage)
+		err = c.account.Sure(quota.Chunks, want*chunkPage)
 	}
 	if err != nil {
 		return err
