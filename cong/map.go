@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"math/bits"
-	"sync"
 )
 
 // Ports and the size of a map on the wire.
@@ -33,37 +32,46 @@ func (m *Map) Congested(p uint16) bool {
 func (m *Map) Len() int { return m.n }
 
 // Set marks p congested or clear and reports whether that changed anything.
-func (m *Map) Set(p uint16, congested bool) bool {
+func (m *Map) Set(p uint16, congested bool) bool { return m.SetBy(nil, p, congested) }
+
+// SetBy is Set with memory that another map left.
+func (m *Map) SetBy(s *Spare, p uint16, congested bool) bool {
 	if m.Congested(p) == congested {
 		return false
 	}
 	if m.w == nil {
-		m.w = getWords()
+		m.w = s.take()
 	}
 	m.w[p/64] ^= 1 << (p % 64)
 	if congested {
 		m.n++
 	} else if m.n--; m.n == 0 {
-		m.putWords()
+		s.leave(m.w)
+		m.w = nil
 	}
 	return true
 }
 
-// A peer may have a port congested and clear again as often as it likes: words that are all
-// clear serve the next map.
-var clearWords sync.Pool
-
-func getWords() *[Ports / 64]uint64 {
-	if w, ok := clearWords.Get().(*[Ports / 64]uint64); ok {
-		return w
-	}
-	return new([Ports / 64]uint64)
+// Spare keeps the memory of one map that has no congested port any more, for the next that
+// gets one: a peer may have a port congested and clear again as often as it likes. The zero Spare
+// is empty; a nil one keeps nothing.
+type Spare struct {
+	w *[Ports / 64]uint64 // all clear
 }
 
-// putWords gives up the words of a map without a congested port.
-func (m *Map) putWords() {
-	clearWords.Put(m.w)
-	m.w = nil
+func (s *Spare) take() *[Ports / 64]uint64 {
+	if s == nil || s.w == nil {
+		return new([Ports / 64]uint64)
+	}
+	w := s.w
+	s.w = nil
+	return w
+}
+
+func (s *Spare) leave(w *[Ports / 64]uint64) {
+	if s != nil {
+		s.w = w
+	}
 }
 
 // Next is the first congested port from p on, if there is one.
@@ -110,6 +118,11 @@ var zeros [Bytes]byte
 // mod 64 = g became clear; differs is false if nothing changed. changed, when not nil,
 // is called for the first ports that differ, most of them, in order.
 func (m *Map) Replace(b []byte, most int, changed func(p uint16, congested bool)) (freed uint64, differs bool, err error) {
+	return m.ReplaceBy(nil, b, most, changed)
+}
+
+// ReplaceBy is Replace with memory that another map left.
+func (m *Map) ReplaceBy(s *Spare, b []byte, most int, changed func(p uint16, congested bool)) (freed uint64, differs bool, err error) {
 	if len(b) != Bytes {
 		return 0, false, ErrSize
 	}
@@ -118,7 +131,7 @@ func (m *Map) Replace(b []byte, most int, changed func(p uint16, congested bool)
 		if bytes.Equal(b, zeros[:]) {
 			return 0, false, nil
 		}
-		m.w = getWords()
+		m.w = s.take()
 	}
 	m.n = 0
 	for i := range m.w {
@@ -140,7 +153,8 @@ func (m *Map) Replace(b []byte, most int, changed func(p uint16, congested bool)
 		}
 	}
 	if m.n == 0 {
-		m.putWords()
+		s.leave(m.w)
+		m.w = nil
 	}
 	return freed, differs, nil
 }

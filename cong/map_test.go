@@ -7,7 +7,6 @@ import (
 	"errors"
 	"math/rand"
 	"os"
-	"runtime"
 	"slices"
 	"testing"
 )
@@ -310,44 +309,42 @@ func TestReplaceSays(t *testing.T) {
 	}
 }
 
-// TestToggling: a peer that has a port congested and clear again, as often as it likes, costs no memory for
-// each change, and a map that others used before has nothing of theirs.
+// TestToggling: with a Spare, a peer that has a port congested and clear again, as often as it likes, costs no
+// memory for each change, and a map that others used before has nothing of theirs.
 func TestToggling(t *testing.T) {
-	var a, b Map
-	whole := bytes.Repeat([]byte{0xff}, Bytes)
-	if _, _, err := a.Replace(whole, 0, nil); err != nil || a.Len() != Ports {
-		t.Fatalf("%d ports, %v", a.Len(), err)
-	}
-	if _, differs, err := a.Replace(zeros[:], 0, nil); !differs || err != nil || a.Len() != 0 {
-		t.Fatalf("%d ports are left, %v", a.Len(), err)
-	}
-	for p := range Ports {
-		a.Set(uint16(p), true)
-	}
-	for p := range Ports {
-		a.Set(uint16(p), false)
-	}
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	const times = 1000
-	for i := range times {
-		m := &a
-		if i%2 == 1 {
-			m = &b
-		}
-		if !m.Set(uint16(i), true) || m.Len() != 1 {
+	var spare Spare
+	maps := make([]Map, 2)
+	change := func(i int) {
+		m := &maps[i%2]
+		if !m.SetBy(&spare, uint16(i), true) || m.SetBy(&spare, uint16(i), true) || m.Len() != 1 {
 			t.Fatalf("change %d: %d ports are congested", i, m.Len())
 		}
 		if p, ok := m.Next(0); !ok || p != uint16(i) {
 			t.Fatalf("change %d: port %d is congested", i, p)
 		}
-		if !m.Set(uint16(i), false) || m.Len() != 0 {
+		if !m.SetBy(&spare, uint16(i), false) || m.Len() != 0 || m.w != nil {
 			t.Fatalf("change %d: %d ports are congested still", i, m.Len())
 		}
 	}
-	runtime.ReadMemStats(&after)
-	// The race detector has pools forget a quarter of what they are given.
-	if n := after.TotalAlloc - before.TotalAlloc; n > times*Bytes/2 {
-		t.Errorf("%d changes took %d bytes", 2*times, n)
+	full := bytes.Repeat([]byte{0xff}, Bytes)
+	whole := func() {
+		for _, b := range [][]byte{full, zeros[:]} {
+			if _, differs, err := maps[0].ReplaceBy(&spare, b, 0, nil); !differs || err != nil {
+				t.Fatalf("%d ports are congested: %v", maps[0].Len(), err)
+			}
+		}
+	}
+	i := 0
+	if n := testing.AllocsPerRun(1000, func() { i++; change(i); whole(); change(i + 1) }); n != 0 {
+		t.Errorf("changes took memory %v times", n)
+	}
+	if n := testing.AllocsPerRun(10, func() { maps[0].Set(7, true); maps[0].Set(7, false) }); n != 1 {
+		t.Errorf("without a Spare changes took memory %v times", n)
+	}
+	// One keeps the memory, and the other has its own.
+	maps[0].SetBy(&spare, 1, true)
+	maps[1].SetBy(&spare, 2, true)
+	if maps[0].w == maps[1].w || maps[0].Congested(2) || maps[1].Congested(1) {
+		t.Error("two maps share memory")
 	}
 }

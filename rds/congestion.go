@@ -45,7 +45,7 @@ func (e *Engine) clear(now time.Duration, port uint16)   { e.setCongested(now, p
 
 // setCongested notes the state of one of our ports and tells every peer of a change.
 func (e *Engine) setCongested(now time.Duration, port uint16, on bool) {
-	if !e.cmap.Set(port, on) {
+	if !e.cmap.SetBy(&e.spare, port, on) {
 		return
 	}
 	// The ring keeps the last changes by version; a peer further behind gets the whole map.

@@ -132,7 +132,8 @@ type Engine struct {
 	// version cwholeV.
 
 	cmap    cong.Map
-	cver    uint64 // of cmap; 1: nothing was ever congested
+	spare   cong.Spare // of its map and its peers'
+	cver    uint64     // of cmap; 1: nothing was ever congested
 	clog    [congLog]congChange
 	cwhole  []byte // wire form of cmap at cwholeV
 	cwholeV uint64

@@ -89,7 +89,7 @@ func (pe *Peer) CongestionMap(now time.Duration, m []byte) {
 			pe.e.note(Notice{Endpoint: netip.AddrPortFrom(pe.addr, port), Congested: on})
 		}
 	}
-	freed, changed, err := pe.cmap.Replace(m, noteMost, note)
+	freed, changed, err := pe.cmap.ReplaceBy(&pe.e.spare, m, noteMost, note)
 	if err != nil || !changed {
 		return
 	}
@@ -109,7 +109,7 @@ const noteMost = 256
 
 // CongestionDelta takes over one change.
 func (pe *Peer) CongestionDelta(now time.Duration, s wire.PortState) {
-	if pe.cmap.Set(s.Port, s.Congested) {
+	if pe.cmap.SetBy(&pe.e.spare, s.Port, s.Congested) {
 		pe.changed(now, s.Port, s.Congested)
 	}
 }

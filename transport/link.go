@@ -58,6 +58,10 @@ type Handler interface {
 	Closed(err error, acked uint64)
 }
 
+// MostBehind is how many bytes a link holds at most, while it is paused (ErrPause), of what it has read
+// behind the frame that was not taken.
+const MostBehind = 68 << 10
+
 // Placer is a Handler that may have a place for a large payload before it is read.
 type Placer interface {
 	// Buffer is called between Begin and End, when the header (raw, 48 bytes) of

@@ -104,7 +104,7 @@ func (l *laneLink) Frame(f *transport.Frame) error {
 	l.partial, l.held, l.placed = 0, 0, false
 	err := l.p.Receive(l.now, l.attempt, f)
 	if err == transport.ErrPause {
-		l.held = int64(len(f.Payload)) + heldBehind
+		l.held = int64(len(f.Payload)) + transport.MostBehind
 	}
 	return err
 }

@@ -27,9 +27,6 @@ const (
 	// partialSure is how much of a payload a lane is charged for whatever else its peer holds, while
 	// the node has it: who holds much otherwise still gets its datagrams.
 	partialSure = 64 << 10
-	// heldBehind is what a link has read at most behind a frame that found no room
-	// (transport/tcp, stageBytes and aheadBytes).
-	heldBehind = 68 << 10
 )
 
 // partials is the links in the middle of a large payload.

@@ -237,7 +237,7 @@ func TestSeamResume(t *testing.T) {
 	if err != transport.ErrPause {
 		t.Fatalf("a receiver that does not read ends with %v", err)
 	}
-	if got, want := account.Used()-before, int64(len(big)+heldBehind); got != want {
+	if got, want := account.Used()-before, int64(len(big)+transport.MostBehind); got != want {
 		t.Errorf("its peer is charged %d bytes for what the link holds, want %d", got, want)
 	}
 	if _, n, _, _ := l.state(); n != 0 {

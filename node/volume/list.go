@@ -133,9 +133,14 @@ func (c *client) describe(m *mapping, i *MappingInfo) {
 	i.Unfenced, i.UnfencedAfter, i.MaxReconnects = c.spec.Unfenced, c.spec.UnfencedAfter, c.spec.MaxReconnects
 	st := c.rt.Stats()
 	i.Waiting = st.Queued + st.Stranded
+	var lost rtrs.PathInfo // the path that failed last
 	for _, p := range c.rt.Paths() {
 		i.PathCount++
-		if x := p.Info(); x.State == rtrs.Connected {
+		x := p.Info()
+		if x.Err != nil && x.ErrAt >= lost.ErrAt {
+			lost = x
+		}
+		if x.State == rtrs.Connected {
 			i.PathsUp++
 			i.Address = PathSpec{Src: addrText(p.Local), Dst: p.Remote.String(), Transport: c.h.transportOf(p.Ctx).kind()}
 		}
@@ -155,8 +160,14 @@ func (c *client) describe(m *mapping, i *MappingInfo) {
 		i.Info = *info
 		i.Info.MaxBytes = d.v.Piece()
 	}
-	if err := d.v.Err(); err != nil && state != rnbd.Open {
+	switch err := d.v.Err(); {
+	case state == rnbd.Open:
+	case err != nil:
 		i.LastError = err.Error()
+	case i.PathsUp == 0 && lost.Err != nil:
+		i.LastError = "there is no path: " + lost.Err.Error()
+	case i.PathsUp == 0 && state == rnbd.Closed:
+		i.LastError = "there is no path"
 	}
 }
 

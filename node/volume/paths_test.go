@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -86,6 +87,11 @@ func TestBothPathsAreLostAndBack(t *testing.T) {
 	f.a.set(true, false)
 	f.b.set(true, false)
 	eventually(t, "no path", func() bool { i, _ := f.client.h.Mapping(f.m.ID); return i.State == StateClosed && i.PathsUp == 0 })
+	// The mapping says itself why: who lists mappings need not know that there are paths.
+	eventually(t, "the reason", func() bool {
+		i, _ := f.client.h.Mapping(f.m.ID)
+		return strings.HasPrefix(i.LastError, "there is no path: ")
+	})
 	time.Sleep(2 * time.Second) // the loss is the test
 	if i, _ := f.client.h.Mapping(f.m.ID); i.Waiting == 0 {
 		t.Errorf("nothing waits for a path: %+v", i)

@@ -25,6 +25,8 @@ const (
 	mostWaste = 1 << 20
 )
 
+const _ = uint(transport.MostBehind - stageBytes - aheadBytes) // does not compile if that is less than a read brings
+
 // loop holds the state that the links of one reactor share. Its thread owns it.
 type loop struct {
 	r     *reactor.Reactor
