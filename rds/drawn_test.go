@@ -109,6 +109,29 @@ func TestOutcomeRunIsBounded(t *testing.T) {
 	}
 }
 
+// TestLongOutcomesAreNotKept: the memory of a long list of outcomes goes with those who fetch it, that of an
+// ordinary one serves the next; both times all are fetched once.
+func TestLongOutcomesAreNotKept(t *testing.T) {
+	w := newPair(t)
+	s, _ := w.a.Bind(0, SocketOptions{})
+	q := s.Queue()
+	for _, n := range []int{10, keptOutcomes + 1, 1} {
+		for i := range n {
+			q.Done(Decided{Report: Reported, Tag: uint64(2 * i), Count: 1, Outcome: conn.Delivered}) // no run of two
+		}
+		kept := cap(q.outcomes) <= keptOutcomes
+		if o := q.Outcomes(nil); len(o) != n || o[n-1].First != uint64(2*(n-1)) {
+			t.Fatalf("%d outcomes of %d", len(o), n)
+		}
+		if (q.outcomes != nil) != kept || len(q.outcomes) != 0 {
+			t.Errorf("after %d outcomes room for %d is kept", n, cap(q.outcomes))
+		}
+		if o := q.Outcomes(nil); len(o) != 0 {
+			t.Errorf("%d of %d outcomes came twice", len(o), n)
+		}
+	}
+}
+
 // TestNobodyWatches: notices that nobody has taken are forgotten with the one who watched.
 func TestNobodyWatches(t *testing.T) {
 	e, now := lone(t, nil)

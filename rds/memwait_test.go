@@ -116,6 +116,9 @@ func TestSinkThatLacksMemory(t *testing.T) {
 		if len(b.got) != 1 || !b.s.Info().Congested || len(w.b.recvWaiters) != 1 {
 			t.Fatalf("local %v: %d placed, %+v", local, len(b.got), b.s.Info())
 		}
+		if needs := w.b.recvWaiters[0].recvNeeds; needs != 100+itemOverhead {
+			t.Errorf("local %v: %d bytes are waited for, for 100 bytes of payload", local, needs)
+		}
 		if _, ordered := w.b.End(); !ordered || !takeCollect(w.b) {
 			t.Errorf("local %v: the shell was not asked for what clients released", local)
 		}
