@@ -301,6 +301,8 @@ func TestAdmin(t *testing.T) {
 	f, p := upClient(t, ClientConfig{})
 	wantErr(t, func() error { _, err := f.c.AddPath(0, nil, p.Local, p.Remote); return err }(), syscall.EEXIST)
 	wantErr(t, func() error { _, err := f.c.AddPath(0, nil, netip.AddrPort{}, netip.AddrPort{}); return err }(), rdserr.ErrInvalid)
+	noPort := netip.AddrPortFrom(p.Remote.Addr(), 0)
+	wantErr(t, func() error { _, err := f.c.AddPath(0, nil, netip.AddrPort{}, noPort); return err }(), rdserr.ErrInvalid)
 	if err := f.c.Disconnect(0, p); err != nil || p.State() != Closing || p.Info().Err != nil {
 		t.Fatal(err, p.State())
 	}

@@ -191,6 +191,16 @@ func TestLinksAreMadeFor(t *testing.T) {
 			t.Errorf("connection %d is made for %+v, want %+v", i, f.dials[i].attr, want)
 		}
 	}
+	// Without a bound of its own a client takes all chunks, and guesses their number at first.
+	f = newFakeClient(t, ClientConfig{})
+	p = f.add(1)
+	f.connect(p, fourChunks, ours, 7)
+	all := int(fourChunks.Depth)
+	for i, want := range []transport.LinkAttr{{Sends: rtrswire.Depth + spareOps, Recvs: spareOps}, {Sends: all + spareOps, Recvs: 2*all + spareOps}} {
+		if f.dials[i].attr != want {
+			t.Errorf("without a bound, connection %d is made for %+v, want %+v", i, f.dials[i].attr, want)
+		}
+	}
 	if n := p.RecvBytes(0); n != len(info(fourChunks, 7)) {
 		t.Errorf("connection 0 takes messages of %d bytes", n)
 	}

@@ -405,6 +405,28 @@ func TestSendMeetsTheEnd(t *testing.T) {
 	e.l.ended = false // the test ends it
 }
 
+// A link that ends gives back the batch it kept, and has it no more.
+func TestEndLetsGoOfTheBatch(t *testing.T) {
+	x, _ := links(t, newProvider(t)) // the other end is not read
+	e := newEnds(t, x)
+	e.on(func() { x.Start(e) })
+	var err error
+	for done := true; done && err == nil; {
+		done, err = e.send(60, 10000)
+	}
+	if err != nil {
+		t.Fatalf("the socket is never full: %v", err)
+	}
+	e.on(func() {
+		e.l.end(net.ErrClosed)
+		e.l.mu.Lock()
+		defer e.l.mu.Unlock()
+		if e.l.out != nil {
+			t.Error("the link has the batch still")
+		}
+	})
+}
+
 // What comes of a link that was given up is thrown away up to a limit, to the last byte.
 func TestWasteIsBounded(t *testing.T) {
 	x, y := links(t, newProvider(t))

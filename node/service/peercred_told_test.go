@@ -1,0 +1,50 @@
+package service
+
+import (
+	"errors"
+	"log/slog"
+	"net"
+	"testing"
+
+	"google.golang.org/grpc/credentials"
+
+	"github.com/rdsd/rdsd/internal/guard"
+	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/base"
+	"github.com/rdsd/rdsd/node/config"
+)
+
+// TestSoManyAreTold: maxRefusals connections at a time live to be told why they are not served, and not one
+// more; when one of them ends the next is told.
+func TestSoManyAreTold(t *testing.T) {
+	memory := quota.New(1<<20, nil)
+	table := &callTable{log: slog.New(slog.DiscardHandler), count: &base.Counters{}, conns: map[*callConn]struct{}{}}
+	c := &peerCreds{calls: table, guard: &guard.Guard{}, memory: memory}
+	why := errors.New("no more")
+	refuse := func() (net.Conn, error) {
+		mine, theirs := net.Pipe()
+		t.Cleanup(func() { mine.Close(); theirs.Close() })
+		conn, info, err := c.refuse(mine, config.Identity{UID: 7}, credentials.NoSecurity, why)
+		if err == nil && info.(authInfo).refused == nil {
+			t.Error("it is served")
+		}
+		return conn, err
+	}
+	var told []net.Conn
+	for i := range maxRefusals {
+		conn, err := refuse()
+		if err != nil {
+			t.Fatalf("number %d: %v", i+1, err)
+		}
+		told = append(told, conn)
+	}
+	for range 2 {
+		if _, err := refuse(); err != why {
+			t.Errorf("one more than are told at a time: %v", err)
+		}
+	}
+	told[0].Close()
+	if _, err := refuse(); err != nil {
+		t.Errorf("after one had ended: %v", err)
+	}
+}
