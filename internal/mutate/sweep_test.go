@@ -75,11 +75,11 @@ func TestNumbered(t *testing.T) {
 		t.Fatalf("%d tests pass without an edit", len(b.tests))
 	}
 	for _, id := range []string{
-		"cong/map.go:Map.ReplaceBy:sign:1",    // a value
-		"cong/map.go:Map.ReplaceBy:edge:1",    // a truth
-		"cong/map.go:Map.ReplaceBy:assign:5",  // an action
-		"cong/map.go:Map.Congested:equal:1", // within another edit
-		"cong/map.go:Map.Next:flag:1",       // which none of the three tests comes by
+		"cong/map.go:Map.ReplaceBy:sign:1",   // a value
+		"cong/map.go:Map.ReplaceBy:edge:1",   // a truth
+		"cong/map.go:Map.ReplaceBy:assign:5", // an action
+		"cong/map.go:Map.Congested:equal:1",  // within another edit
+		"cong/map.go:Map.Next:flag:1",        // which none of the three tests comes by
 	} {
 		i := slices.IndexFunc(n.in, func(s site) bool { return s.id == id })
 		if i < 0 {
