@@ -417,11 +417,17 @@ func TestEndLetsGoOfTheBatch(t *testing.T) {
 	if err != nil {
 		t.Fatalf("the socket is never full: %v", err)
 	}
-	e.on(func() {
-		e.l.end(net.ErrClosed)
+	has := func() bool {
 		e.l.mu.Lock()
 		defer e.l.mu.Unlock()
-		if e.l.out != nil {
+		return e.l.out != nil
+	}
+	e.on(func() {
+		if !has() {
+			t.Error("the link did not keep the batch")
+		}
+		e.l.end(net.ErrClosed)
+		if has() {
 			t.Error("the link has the batch still")
 		}
 	})
