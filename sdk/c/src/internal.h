@@ -440,6 +440,12 @@ void rdsdi_jam_failed(struct rdsdi_op *op);
 /* A call begins, or goes on, to wait for what its last step found. rdsdi_jam_end must follow. */
 void rdsdi_jam_begin(struct rdsdi_jam *j, struct rdsdi_op *op);
 void rdsdi_jam_end(struct rdsdi_jam *j, struct rdsdi_tx *tx);
+/*
+ * Where one send waits in several calls of this thread: what it says of itself as a
+ * whole, so that it is counted once. Who sets it sets it for each call, takes it
+ * away after it, and calls rdsdi_jam_end after the last. NULL: each call is a send.
+ */
+extern _Thread_local struct rdsdi_jam *rdsdi_jam_whole;
 
 /* Runs op until it is done or the time is over. */
 int64_t rdsdi_run(struct rdsdi_op *op, int64_t timeout);

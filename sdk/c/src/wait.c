@@ -356,13 +356,14 @@ static int64_t blocked(struct rdsdi_op *op, int64_t timeout, struct rdsdi_jam *j
 
 int64_t rdsdi_run(struct rdsdi_op *op, int64_t timeout)
 {
-	struct rdsdi_jam jam = {0};
+	struct rdsdi_jam mine = {0}, *jam;
 	int64_t result = op->step(op);
 
 	if (result != BLOCKED)
 		return result;
-	result = blocked(op, timeout, &jam);
-	rdsdi_jam_end(&jam, &op->s->tx);
+	jam = op->sends && rdsdi_jam_whole ? rdsdi_jam_whole : &mine;
+	result = blocked(op, timeout, jam);
+	rdsdi_jam_end(jam, &op->s->tx);
 	return result;
 }
 

@@ -470,20 +470,32 @@ static void batches(void)
 	end();
 }
 
-/* What a says of itself to the daemon: sends refused, sends that waited, callers that wait for port 2 now. */
-static void says(rdsd_socket *a, uint64_t refused, uint64_t waited)
+/* Where a keeps what it says of its flow to a port. */
+static uint64_t entry_of(rdsd_socket *a, uint16_t port)
 {
-	rdsd_addr to = at(2);
+	rdsd_addr to = at(port);
 	struct rdsdi_flow *flow = rdsdi_flow_find(&a->tx, &to);
-	uint64_t entry;
 
 	CHECK(flow);
-	entry = a->tx.reg->flow_table + (uint64_t)(flow - a->tx.flows) * FLOW_SIZE;
+	return a->tx.reg->flow_table + (uint64_t)(flow - a->tx.flows) * FLOW_SIZE;
+}
+
+/* How many calls of a wait for a port, as the daemon sees it. */
+static uint64_t waiting_for(rdsd_socket *a, uint16_t port)
+{
+	return load_relaxed(at64(a->tx.reg, entry_of(a, port) + FLOW_WAITING));
+}
+
+/* What a says of itself to the daemon: sends refused, sends that waited; nobody waits for port 2 now. */
+static void says(rdsd_socket *a, uint64_t refused, uint64_t waited)
+{
+	uint64_t entry = entry_of(a, 2);
+
 	CHECK_IS(load_relaxed(at64(a->tx.reg, W_SENDS_REFUSED)), refused);
 	CHECK_IS(load_relaxed(at64(a->tx.reg, W_SENDS_WAITED)), waited);
 	CHECK_IS(load_relaxed(at64(a->tx.reg, entry + FLOW_REFUSED)), refused);
 	CHECK_IS(load_relaxed(at64(a->tx.reg, entry + FLOW_WAITED)), waited);
-	CHECK_IS(load_relaxed(at64(a->tx.reg, entry + FLOW_WAITING)), 0);
+	CHECK_IS(waiting_for(a, 2), 0);
 }
 
 /* A congested destination holds up its own datagrams alone, and the daemon can see that it does. */
@@ -493,6 +505,7 @@ static void batch_and_congestion(void)
 	rdsd_dgram d[4];
 	rdsd_socket *a, *b, *c;
 	rdsd_addr to = at(2);
+	struct rdsdi_jam whole = {0};
 	int err, n = 0;
 
 	begin();
@@ -511,6 +524,14 @@ static void batch_and_congestion(void)
 	CHECK_IS(rdsd_send(a, &to, kb, sizeof kb, NULL, RDSD_MS(20)), -ETIMEDOUT);
 	CHECK(strstr(rdsd_errmsg(), "congested"));
 	says(a, 1, 1);
+	for (int i = 0; i < 3; i++) { /* one send that waits in three calls */
+		rdsdi_jam_whole = &whole;
+		CHECK_IS(rdsd_send(a, &to, kb, sizeof kb, NULL, i ? RDSD_MS(5) : RDSD_NOWAIT), i ? -ETIMEDOUT : -ENOBUFS);
+		rdsdi_jam_whole = NULL;
+		CHECK_IS(waiting_for(a, 2), i > 0);
+	}
+	rdsdi_jam_end(&whole, &a->tx);
+	says(a, 1, 2);
 	for (int i = 0; i < 4; i++)
 		d[i] = (rdsd_dgram){.data = "abcd", .len = (size_t)i + 1, .to = at(i & 1 ? 3 : 2)};
 	d[2].to = mapped(2); /* the same destination */
@@ -518,10 +539,10 @@ static void batch_and_congestion(void)
 	CHECK_IS(rdsd_send_batch(a, d, 4, &err, RDSD_NOWAIT), 2);
 	CHECK_IS(err, -ENOBUFS);
 	CHECK(d[0].error == -ENOBUFS && !d[1].error && d[2].error == -ENOBUFS && !d[3].error);
-	says(a, 3, 1);
+	says(a, 3, 2);
 	CHECK_IS(rdsd_send_batch(a, d, 4, &err, RDSD_MS(20)), 2);
 	CHECK(d[0].error == -ETIMEDOUT && !d[1].error && d[2].error == -ETIMEDOUT && !d[3].error);
-	says(a, 3, 2);
+	says(a, 3, 3);
 	for (int i = 0; i < 2; i++) {
 		expect_text(c, 1, "ab");
 		expect_text(c, 1, "abcd");

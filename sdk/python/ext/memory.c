@@ -157,6 +157,7 @@ PyObject *reserve(PyObject *self, FAST)
 	static const char *const names[] = {"dst", "size", "timeout", "wait"};
 	Handle *h = (Handle *)self;
 	PyObject *a[4];
+	struct rdsdi_jam jam = {0};
 	struct wait w;
 	Py_ssize_t size;
 	rdsd_addr to;
@@ -178,10 +179,13 @@ PyObject *reserve(PyObject *self, FAST)
 	wait_begin(&w, wait ? ns : 0);
 	do {
 		Py_BEGIN_ALLOW_THREADS
+		rdsdi_jam_whole = wait ? &jam : NULL;
 		err = rdsd_reserve(h->sock, &to, (size_t)size, &slot, wait ? w.slice : RDSD_NOWAIT);
+		rdsdi_jam_whole = NULL;
 		Py_END_ALLOW_THREADS
 		again = wait || err == -EINTR ? wait_again(&w, err) : 0;
 	} while (again > 0);
+	rdsdi_jam_end(&jam, &h->sock->tx);
 	if (again < 0)
 		return NULL;
 	if (err)

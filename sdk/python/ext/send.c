@@ -24,22 +24,27 @@ static bool flow_known(Handle *h, const rdsd_addr *to)
 
 /* One */
 
-static int64_t send_once(Handle *h, const rdsd_addr *to, const struct payload *p, uint64_t *tag, int64_t timeout)
+/* whole: what the send that this is a part of says of itself, or NULL. */
+static int64_t send_once(Handle *h, const rdsd_addr *to, const struct payload *p, uint64_t *tag, int64_t timeout,
+			 struct rdsdi_jam *whole)
 {
+	bool with_lock = timeout == RDSD_NOWAIT && flow_known(h, to);
+	PyThreadState *t = with_lock ? NULL : PyEval_SaveThread();
 	int err;
 
-	if (timeout == RDSD_NOWAIT && flow_known(h, to))
-		return rdsd_send(h->sock, to, p->data, p->len, tag, RDSD_NOWAIT);
-	Py_BEGIN_ALLOW_THREADS
+	rdsdi_jam_whole = whole;
 	err = rdsd_send(h->sock, to, p->data, p->len, tag, timeout);
-	Py_END_ALLOW_THREADS
+	rdsdi_jam_whole = NULL;
+	if (t)
+		PyEval_RestoreThread(t);
 	return err;
 }
 
 /* send_waiting sends within a timeout; 0, a negative errno, or 1 with an exception set. */
 static int64_t send_waiting(Handle *h, const rdsd_addr *to, const struct payload *p, uint64_t *tag, int64_t timeout)
 {
-	int64_t err = flow_known(h, to) ? send_once(h, to, p, tag, RDSD_NOWAIT) : -EAGAIN;
+	struct rdsdi_jam jam = {0};
+	int64_t err = flow_known(h, to) ? send_once(h, to, p, tag, RDSD_NOWAIT, &jam) : -EAGAIN;
 	struct wait w;
 	int again;
 
@@ -47,9 +52,10 @@ static int64_t send_waiting(Handle *h, const rdsd_addr *to, const struct payload
 		return err;
 	wait_begin(&w, timeout);
 	do {
-		err = send_once(h, to, p, tag, w.slice);
+		err = send_once(h, to, p, tag, w.slice, &jam);
 		again = wait_again(&w, err);
 	} while (again > 0);
+	rdsdi_jam_end(&jam, &h->sock->tx);
 	return again < 0 ? 1 : err;
 }
 
@@ -92,7 +98,7 @@ static PyObject *try_send(PyObject *self, FAST)
 	if (payload_get(&p, a[1]) < 0)
 		return NULL;
 	do
-		err = send_once(h, &to, &p, &tag, RDSD_NOWAIT);
+		err = send_once(h, &to, &p, &tag, RDSD_NOWAIT, NULL);
 	while (err == -EINTR && !PyErr_CheckSignals());
 	payload_put(&p);
 	if (err)
@@ -234,20 +240,21 @@ static int batch_of_buffer(Handle *h, struct batch *b, PyObject *name, PyObject 
 	return 0;
 }
 
-static int batch_once(Handle *h, rdsd_dgram *d, size_t n, int64_t timeout, bool with_lock)
+static int batch_once(Handle *h, rdsd_dgram *d, size_t n, int64_t timeout, bool with_lock, struct rdsdi_jam *whole)
 {
+	PyThreadState *t = with_lock ? NULL : PyEval_SaveThread();
 	ssize_t accepted;
 
-	if (with_lock)
-		return rdsd_send_batch(h->sock, d, n, NULL, timeout) == (ssize_t)n;
-	Py_BEGIN_ALLOW_THREADS
+	rdsdi_jam_whole = whole;
 	accepted = rdsd_send_batch(h->sock, d, n, NULL, timeout);
-	Py_END_ALLOW_THREADS
+	rdsdi_jam_whole = NULL;
+	if (t)
+		PyEval_RestoreThread(t);
 	return accepted == (ssize_t)n;
 }
 
 /* retry sends again what may be accepted later, in order. -1: an exception is set. */
-static int retry(Handle *h, struct batch *b, int64_t timeout)
+static int retry(Handle *h, struct batch *b, int64_t timeout, struct rdsdi_jam *jam)
 {
 	rdsd_dgram *again = malloc((size_t)b->n * sizeof *again);
 	size_t *where = malloc((size_t)b->n * sizeof *where), n, i;
@@ -271,7 +278,7 @@ static int retry(Handle *h, struct batch *b, int64_t timeout)
 			}
 		if (!n)
 			break;
-		batch_once(h, again, n, w.slice, false);
+		batch_once(h, again, n, w.slice, false, jam);
 		for (i = 0; i < n; i++) {
 			b->dgrams[where[i]] = again[i];
 			if (again[i].error == -ETIMEDOUT || again[i].error == -EINTR)
@@ -365,14 +372,16 @@ failed:
 /* batch_send sends what was taken, and lets go of it. */
 static PyObject *batch_send(Handle *h, struct batch *b, PyObject *only, bool wait, int64_t timeout)
 {
+	struct rdsdi_jam jam = {0};
 	PyObject *result = NULL;
 	int err = 0;
 
 	if (b->n && h->process != rdsdi_process) {
 		fail(h, -EBADF);
 	} else {
-		if (b->n && !batch_once(h, b->dgrams, (size_t)b->n, RDSD_NOWAIT, b->known) && wait)
-			err = retry(h, b, timeout);
+		if (b->n && !batch_once(h, b->dgrams, (size_t)b->n, RDSD_NOWAIT, b->known, wait ? &jam : NULL) && wait)
+			err = retry(h, b, timeout, &jam);
+		rdsdi_jam_end(&jam, &h->sock->tx);
 		if (!err)
 			result = batch_result(h, b, only);
 	}
@@ -419,15 +428,17 @@ static PyObject *try_send_batch(PyObject *self, FAST)
 
 /* run_once returns how many were accepted, or why none was. */
 static int64_t run_once(Handle *h, const rdsd_addr *to, const uint8_t *data, size_t len, size_t n, uint64_t *tag,
-			int64_t timeout)
+			int64_t timeout, struct rdsdi_jam *whole)
 {
+	bool with_lock = timeout == RDSD_NOWAIT && flow_known(h, to);
+	PyThreadState *t = with_lock ? NULL : PyEval_SaveThread();
 	int64_t accepted;
 
-	if (timeout == RDSD_NOWAIT && flow_known(h, to))
-		return rdsd_send_run(h->sock, to, data, len, n, tag, RDSD_NOWAIT);
-	Py_BEGIN_ALLOW_THREADS
+	rdsdi_jam_whole = whole;
 	accepted = rdsd_send_run(h->sock, to, data, len, n, tag, timeout);
-	Py_END_ALLOW_THREADS
+	rdsdi_jam_whole = NULL;
+	if (t)
+		PyEval_RestoreThread(t);
 	return accepted;
 }
 
@@ -452,9 +463,10 @@ static PyObject *run_send(Handle *h, const rdsd_addr *to, PyObject *name, const 
 {
 	struct batch b = {.whole = true};
 	PyObject *result = NULL;
+	struct rdsdi_jam jam = {0};
 	struct wait w;
 	uint64_t tag = 0;
-	int64_t accepted = flow_known(h, to) ? run_once(h, to, data, len, n, &tag, RDSD_NOWAIT) : -EAGAIN;
+	int64_t accepted = flow_known(h, to) ? run_once(h, to, data, len, n, &tag, RDSD_NOWAIT, &jam) : -EAGAIN;
 	size_t done;
 	int again = 1;
 
@@ -466,7 +478,7 @@ static PyObject *run_send(Handle *h, const rdsd_addr *to, PyObject *name, const 
 	done = note_run(&b, 0, accepted, tag);
 	wait_begin(&w, timeout);
 	while (again > 0 && (accepted > 0 || blocked(accepted) || accepted == -EINTR || accepted == -ETIMEDOUT)) {
-		accepted = run_once(h, to, data + done * len, len, n - done, &tag, w.slice);
+		accepted = run_once(h, to, data + done * len, len, n - done, &tag, w.slice, &jam);
 		done = note_run(&b, done, accepted, tag);
 		if (done == n)
 			break;
@@ -475,6 +487,7 @@ static PyObject *run_send(Handle *h, const rdsd_addr *to, PyObject *name, const 
 	if (again >= 0)
 		result = batch_result(h, &b, name);
 out:
+	rdsdi_jam_end(&jam, &h->sock->tx);
 	batch_free(&b);
 	return result;
 }

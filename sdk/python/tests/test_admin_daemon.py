@@ -116,6 +116,10 @@ async def test_a_congested_port(admins: Admins, congested: Congested) -> None:
     (seen,) = [p for p in await near("congestion") if p.endpoint == to]
     assert not seen.local
     assert seen.blocked > 0
+    with pytest.raises(rdsd.TimedOut):  # in the main thread: several waits of the library, one send
+        congested.sender.send(to, b"late", timeout=0.9)
+    (later,) = [p for p in await near("congestion") if p.endpoint == to]
+    assert later.blocked == seen.blocked + 1
 
     (sock,) = [s for s in await far("sockets") if s.local == to]
     assert (sock.label, sock.congested, sock.pid) == ("sleeper", True, os.getpid())
