@@ -197,3 +197,18 @@ func TestEndsOfAPathWithoutLinks(t *testing.T) {
 		}
 	}
 }
+
+// Paths that were closed on purpose have no error of their own.
+func TestMappingWhosePathsAreDisconnectedSaysSo(t *testing.T) {
+	f := newFaulty(t, file(t, "disk", 1<<20), MapSpec{})
+	for _, p := range []*proxy{f.a, f.b} {
+		if err := f.client.h.DisconnectPath(testCtx(t), f.m.Session, PathSpec{Dst: p.addr()}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var i MappingInfo
+	eventually(t, "no path", func() bool { i, _ = f.client.h.Mapping(f.m.ID); return i.State == StateClosed && i.PathsUp == 0 })
+	if i.LastError != "there is no path" {
+		t.Errorf("last error %q", i.LastError)
+	}
+}
