@@ -7,10 +7,12 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/access"
 	"github.com/rdsd/rdsd/node/client"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -25,6 +27,10 @@ import (
 const (
 	// listsAtOnce is how many lists are made for a user at a time.
 	listsAtOnce = 4
+	// sendsAtOnce is how many messages of a user's streams are given to gRPC at a time, and
+	// sendLease how long one may take that waits for its client to read.
+	sendsAtOnce = 2
+	sendLease   = 5 * time.Millisecond
 	// answerFree is the length of an answer that the charge of its stream covers.
 	answerFree = streamBytes
 	// answerPatience is how long an answer waits for earlier ones to be collected, and
@@ -56,33 +62,29 @@ var lists = map[string]bool{
 type answers struct {
 	memory *quota.Node
 	after  time.Duration // collectAfter
+	lists  *access.Turns
+	sends  *access.Turns
 
 	mu        sync.Mutex
-	turns     map[uint32]*turns // guarded by mu; of users that make lists, or wait for that
-	collected time.Time         // guarded by mu
-	charges   int               // answers that are charged; guarded by mu
-	due       *time.Timer       // collects while there are charges; guarded by mu, nil: there were none
-}
-
-// turns are a user's.
-type turns struct {
-	free  chan struct{} // has something for each that is taken
-	users int           // calls that have one or wait for one; guarded by answers.mu
+	collected time.Time   // guarded by mu
+	charges   int         // answers that are charged; guarded by mu
+	due       *time.Timer // collects while there are charges; guarded by mu, nil: there were none
 }
 
 func newAnswers(memory *quota.Node) *answers {
-	return &answers{memory: memory, after: collectAfter, turns: map[uint32]*turns{}}
+	return &answers{memory: memory, after: collectAfter,
+		lists: access.NewTurns(listsAtOnce, 0), sends: access.NewTurns(sendsAtOnce, sendLease)}
 }
 
 // unary is the interceptor.
 func (a *answers) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	uid := identityFrom(ctx).UID
 	if lists[info.FullMethod] {
-		end, err := a.turn(ctx, uid)
-		if err != nil {
-			return nil, err
+		turn := a.lists.Of(uid)
+		defer turn.Leave()
+		if !turn.Take(ctx.Done()) {
+			return nil, rdserr.With(rdserr.ErrTimeout, "uid %d has %d lists made already, and more wait", uid, listsAtOnce)
 		}
-		defer end()
 	}
 	resp, err := handler(ctx, req)
 	if m, ok := resp.(proto.Message); ok && err == nil {
@@ -93,14 +95,18 @@ func (a *answers) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo
 
 // stream is the interceptor of calls that stream. A message that a handler has sent is kept
 // after its call is over, too, until the client has given window for it, and a description of this API
-// (reflection) has some 50 KiB.
+// (reflection) has some 50 KiB. And a client can have hundreds of streams that list what there is, message
+// by message, all at once: they take turns.
 func (a *answers) stream(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	return handler(srv, &chargedStream{ss, a})
+	turn := a.sends.Of(identityFrom(ss.Context()).UID)
+	defer turn.Leave()
+	return handler(srv, &chargedStream{ss, a, turn})
 }
 
 type chargedStream struct {
 	grpc.ServerStream
 	answers *answers
+	turn    *access.Turn
 }
 
 func (s *chargedStream) SendMsg(m any) error {
@@ -110,33 +116,11 @@ func (s *chargedStream) SendMsg(m any) error {
 			return err
 		}
 	}
+	if !s.turn.Take(s.Context().Done()) {
+		return status.FromContextError(s.Context().Err()).Err()
+	}
+	defer s.turn.Give()
 	return s.ServerStream.SendMsg(m)
-}
-
-// turn waits until a list may be made for the user.
-func (a *answers) turn(ctx context.Context, uid uint32) (end func(), err error) {
-	a.mu.Lock()
-	t := a.turns[uid]
-	if t == nil {
-		t = &turns{free: make(chan struct{}, listsAtOnce)}
-		a.turns[uid] = t
-	}
-	t.users++
-	a.mu.Unlock()
-	leave := func() {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		if t.users--; t.users == 0 {
-			delete(a.turns, uid)
-		}
-	}
-	select {
-	case t.free <- struct{}{}:
-		return func() { <-t.free; leave() }, nil
-	case <-ctx.Done():
-		leave()
-		return nil, rdserr.With(rdserr.ErrTimeout, "uid %d has %d lists made already, and more wait", uid, listsAtOnce)
-	}
 }
 
 // charged is an answer that its user is charged for, if it is large.

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"runtime"
 	"runtime/debug"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
@@ -38,52 +40,130 @@ func longAnswer(n int) *rdsdv1.ListQueueResponse {
 // TestListsInTurn: of a user's lists so many are made at a time, of all its connections
 // together. Other calls, and other users' lists, do not wait.
 func TestListsInTurn(t *testing.T) {
-	a := newAnswers(quota.New(1<<30, nil))
-	ctx, end := as(t, 1000)
-	defer end()
-	begun, finish := make(chan struct{}, 100), make(chan struct{})
-	slow := func(context.Context, any) (any, error) {
-		begun <- struct{}{}
-		<-finish
-		return longAnswer(1), nil
-	}
-	list := &grpc.UnaryServerInfo{FullMethod: rdsdv1.Admin_ListQueue_FullMethodName}
-	ended := make(chan error, 100)
-	call := func(ctx context.Context, info *grpc.UnaryServerInfo) {
-		go func() { _, err := a.unary(ctx, nil, info, slow); ended <- err }() // ends with finish or ctx
-	}
-	for range listsAtOnce {
-		call(ctx, list)
-		<-begun
-	}
-	waiting, give := context.WithCancel(ctx)
-	call(waiting, list)
-	await.Until(t, time.Minute, "One more waits.", func() bool {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		return a.turns[1000].users == listsAtOnce+1
-	})
-	give()
-	if err := <-ended; !errors.Is(err, rdserr.ErrTimeout) || len(begun) != 0 {
-		t.Errorf("one more: %v", err)
-	}
-	other, endOther := as(t, 1001)
-	defer endOther()
-	call(other, list)
-	<-begun
-	call(ctx, &grpc.UnaryServerInfo{FullMethod: rdsdv1.Admin_Ping_FullMethodName})
-	<-begun
-	call(ctx, list) // the next, when there is room
-	close(finish)
-	<-begun
-	for range listsAtOnce + 3 {
-		if err := <-ended; err != nil {
-			t.Errorf("a call ended with %v", err)
+	synctest.Test(t, func(t *testing.T) {
+		a := newAnswers(quota.New(1<<30, nil))
+		ctx, end := as(t, 1000)
+		defer end()
+		begun, finish := make(chan struct{}, 100), make(chan struct{})
+		slow := func(context.Context, any) (any, error) {
+			begun <- struct{}{}
+			<-finish
+			return longAnswer(1), nil
 		}
-	}
-	if len(a.turns) != 0 {
-		t.Errorf("turns are left: %v", a.turns)
-	}
+		list := &grpc.UnaryServerInfo{FullMethod: rdsdv1.Admin_ListQueue_FullMethodName}
+		ended := make(chan error, 100)
+		call := func(ctx context.Context, info *grpc.UnaryServerInfo) {
+			go func() { _, err := a.unary(ctx, nil, info, slow); ended <- err }() // ends with finish or ctx
+		}
+		for range listsAtOnce {
+			call(ctx, list)
+			<-begun
+		}
+		waiting, give := context.WithCancel(ctx)
+		call(waiting, list)
+		synctest.Wait()
+		give()
+		if err := <-ended; !errors.Is(err, rdserr.ErrTimeout) || len(begun) != 0 {
+			t.Errorf("one more: %v", err)
+		}
+		other, endOther := as(t, 1001)
+		defer endOther()
+		call(other, list)
+		<-begun
+		call(ctx, &grpc.UnaryServerInfo{FullMethod: rdsdv1.Admin_Ping_FullMethodName})
+		<-begun
+		call(ctx, list) // the next, when there is room
+		close(finish)
+		<-begun
+		for range listsAtOnce + 3 {
+			if err := <-ended; err != nil {
+				t.Errorf("a call ended with %v", err)
+			}
+		}
+	})
+}
+
+// sink is a stream whose client reads slowly.
+type sink struct {
+	grpc.ServerStream
+	ctx  context.Context
+	send func() error
+}
+
+func (s *sink) Context() context.Context { return s.ctx }
+func (s *sink) SendMsg(any) error        { return s.send() }
+
+// TestStreamsSendInTurn: a user's streams give gRPC so many messages at a time, however many they
+// are; one whose client does not read holds up the others for a moment only, and other users' never.
+func TestStreamsSendInTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAnswers(quota.New(1<<30, nil))
+		ctx, end := as(t, 1000)
+		defer end()
+		other, endOther := as(t, 1001)
+		defer endOther()
+		const streams, each = 20, 10
+		var mu sync.Mutex
+		var at, most, sent int
+		count := func(n int) {
+			mu.Lock()
+			defer mu.Unlock()
+			at += n
+			most = max(most, at)
+		}
+		send := func() error {
+			count(1)
+			time.Sleep(time.Millisecond)
+			count(-1)
+			mu.Lock()
+			defer mu.Unlock()
+			sent++
+			return nil
+		}
+		run := func(ctx context.Context, n int, send func() error) error {
+			return a.stream(nil, &sink{ctx: ctx, send: send}, &grpc.StreamServerInfo{}, func(_ any, ss grpc.ServerStream) error {
+				for range n {
+					if err := ss.SendMsg(&rdsdv1.CongestionNotice{}); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		}
+		ended := make(chan error, streams)
+		for range streams {
+			go func() { ended <- run(ctx, each, send) }() // ends with its messages
+		}
+		synctest.Wait()
+		begun := time.Now()
+		if err := run(other, 1, func() error { return nil }); err != nil || !time.Now().Equal(begun) {
+			t.Errorf("another user's message took %v: %v", time.Since(begun), err)
+		}
+		for range streams {
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		}
+		if most != sendsAtOnce || sent != streams*each {
+			t.Errorf("%d messages, %d at a time", sent, most)
+		}
+
+		stopped, stop := context.WithCancel(ctx)
+		for range sendsAtOnce + 1 { // clients that do not read
+			go func() { ended <- run(stopped, 1, func() error { <-stopped.Done(); return stopped.Err() }) }() // ends with stop
+		}
+		synctest.Wait()
+		begun = time.Now()
+		if err := run(ctx, 1, func() error { return nil }); err != nil || time.Since(begun) > 2*sendLease {
+			t.Errorf("behind clients that do not read a message took %v: %v", time.Since(begun), err)
+		}
+		stop()
+		for range sendsAtOnce + 1 {
+			if err := <-ended; err == nil {
+				t.Error("a stream outlived its client")
+			}
+		}
+	})
 }
 
 // TestAnswersAreCharged: a large answer is charged to whoever asked as long as its bytes are in
