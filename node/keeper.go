@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"math"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"runtime/metrics"
 	"strconv"
@@ -13,6 +14,7 @@ import (
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/node/client"
 	"github.com/rdsd/rdsd/node/config"
+	"github.com/rdsd/rdsd/node/datagram"
 )
 
 // limits.memory_bytes is about the process: its resident memory stays below it
@@ -154,6 +156,7 @@ func (n *Node) keep(stop <-chan struct{}) {
 		last = resident
 		if whole.Load() {
 			k.quiet.look(time.Now(), n.trim)
+			datagram.Crowd(runtime.NumGoroutine())
 		}
 		n.services.Sweep(time.Now())
 		if n.hosts != nil {

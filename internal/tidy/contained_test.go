@@ -29,6 +29,7 @@ var uncontained = map[string]string{
 	"internal/guard/guard.go func":        "takes locks and gives them back, for a panic that is being looked at",
 	"internal/reactor/reactor.go r.run":   "its turns defer contain, which tells for whom the work was",
 	"node/logwriter.go l.drain":           "writes the log, and so has nowhere to tell of a panic",
+	"node/access/turns.go t.end":          "takes a mark that it has put there; if it panicked, no turn would be had any more",
 	"node/service/answers.go a.overdue":   "looks at a count and asks the collector; if it ended with the lock held no list would be answered any more",
 	"node/volume/machine.go cancel":       "a function of package context",
 	"node/volume/machine.go f":            "a function given to Machine.Go, whose calls are looked at as well",

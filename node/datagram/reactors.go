@@ -3,7 +3,6 @@ package datagram
 import (
 	"fmt"
 	"runtime"
-	"sync"
 	"sync/atomic"
 
 	"github.com/rdsd/rdsd/conn"
@@ -80,7 +79,7 @@ func reactorOptions(c *config.Config) []reactor.Options {
 // startReactors is undone by stopReactors.
 func (a *Host) startReactors() error {
 	o := reactorOptions(a.deps.Config)
-	makeRoom(len(o))
+	addReactors(len(o))
 	for _, o := range o {
 		o.Guard = a.deps.Guard
 		r, err := reactor.New(o)
@@ -102,7 +101,7 @@ func (a *Host) stopReactors() {
 	for _, w := range a.workers {
 		w.Close()
 	}
-	makeRoom(-len(a.workers))
+	addReactors(-len(a.workers))
 }
 
 // here is the worker the caller runs on, nil in any other goroutine.
@@ -123,21 +122,5 @@ func (a *Host) here() *Worker {
 func (a *Host) nudge() {
 	if w := a.here(); w != nil && w.Reactor != nil {
 		go func() {}() // ends at once
-	}
-}
-
-var room struct {
-	mu      sync.Mutex
-	threads int // reactors of all nodes of this process
-}
-
-// makeRoom lets the Go scheduler run two threads beside the reactors, even on two
-// processors: after a blocking system call a reactor has to win its place back,
-// and the collector and gRPC must get on while reactors are busy.
-func makeRoom(n int) {
-	room.mu.Lock()
-	defer room.mu.Unlock()
-	if room.threads += n; runtime.GOMAXPROCS(0) < room.threads+2 {
-		runtime.GOMAXPROCS(room.threads + 2)
 	}
 }
