@@ -94,7 +94,7 @@ func (c *Control) Recv() (msg []byte, fds []int, err error) {
 			// An end that takes no descriptors must not even receive them: closing another's
 			// file may take as long as its owner likes.
 			oob = nil
-			if err := checkRights(c.FD); err != nil {
+			if err := peekPacket(c.FD); err != nil {
 				return nil, nil, recvError(err)
 			}
 		}
@@ -124,7 +124,7 @@ func recvError(err error) error {
 	switch err {
 	case unix.EAGAIN:
 		return ErrAgain
-	case unix.ECONNRESET:
+	case unix.ECONNRESET, io.EOF:
 		return io.EOF // it went with something of ours unread
 	}
 	if Bad(err) {
@@ -133,12 +133,12 @@ func recvError(err error) error {
 	return fmt.Errorf("shm: control socket: %w", err)
 }
 
-// checkRights looks whether the next packet on fd brings descriptors, and leaves the packet
-// there. They were not asked for, so that is EBADMSG; and they must not be received, not
-// even to be closed: the last close of a socket, for example, may take as long as its owner
-// likes, and without room for them the kernel closes them in the same thread. While the
-// packet stands in the queue it holds them.
-func checkRights(fd int) error {
+// peekPacket looks whether there is a packet on fd, io.EOF if there comes none any more, and
+// whether it brings descriptors, and leaves it there. They were not asked for, so that is EBADMSG; and
+// they must not be received, not even to be closed: the last close of a socket, for example, may
+// take as long as its owner likes, and without room for them the kernel closes them in the same
+// thread. While the packet stands in the queue it holds them.
+func peekPacket(fd int) error {
 	for {
 		_, _, flags, _, err := unix.Recvmsg(fd, nil, nil, unix.MSG_PEEK|unix.MSG_DONTWAIT)
 		if err == unix.EINTR {
@@ -146,6 +146,9 @@ func checkRights(fd int) error {
 		}
 		if err == nil && flags&unix.MSG_CTRUNC != 0 {
 			return badMsg("the control socket brought descriptors, which nobody asked for")
+		}
+		if err == nil && flags&unix.MSG_TRUNC == 0 {
+			return io.EOF // a packet has bytes, none of which there was room for
 		}
 		return err
 	}

@@ -155,17 +155,17 @@ func (c *Conn) send(packet, rights []byte) error {
 }
 
 func (c *Conn) tryReceive(fd uintptr) bool {
-	c.held = packets.Get().(*packetBuf)
 	g := &c.got
-	oob := c.held.oob[:oobBytes]
-	if c.in.maxFDs == 0 {
-		// See Control.Recv.
-		oob = nil
-		if g.err = checkRights(int(fd)); g.err != nil {
-			// Without a message the buffer goes back: a connection that waits holds none.
-			c.release()
+	if c.in.maxFDs == 0 { // see Control.Recv
+		// Without a packet no memory is taken for one: of hundreds that end together each would.
+		if g.err = peekPacket(int(fd)); g.err != nil {
 			return g.err != unix.EAGAIN
 		}
+	}
+	c.held = packets.Get().(*packetBuf)
+	oob := c.held.oob[:oobBytes]
+	if c.in.maxFDs == 0 {
+		oob = nil
 	}
 	for {
 		m := c.toll.Begin()

@@ -154,7 +154,7 @@ func (a *Alarm) Hear() error {
 	for range hearMost {
 		want := len(b)
 		if !a.refuses {
-			// A look first, which brings no descriptor and says if there is one (see checkRights);
+			// A look first, which brings no descriptor and says if there is one (see peekPacket);
 			// then as many bytes as were seen.
 			if want, rights = a.peek(b[:]); rights || want <= 0 {
 				break
