@@ -69,12 +69,29 @@ func TestWaitPath(t *testing.T) {
 	if err := h.WaitPath(ctx, "nobody", second, PathConnected); !errors.Is(err, syscall.ENOENT) {
 		t.Errorf("of nobody: %v", err)
 	}
+	given, giveUp := context.WithCancel(ctx)
+	giveUp()
+	if err := h.WaitPath(given, m.Session, PathSpec{Dst: "127.0.0.2"}, PathRemoved); !errors.Is(err, syscall.ECANCELED) {
+		t.Errorf("given up: %v", err)
+	}
+	if _, err := h.AddPath(ctx, m.Session, second); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.WaitPath(ctx, m.Session, second, PathConnected); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.DisconnectPath(ctx, m.Session, second); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.WaitPath(ctx, m.Session, second, PathConnected); !errors.Is(err, syscall.ECANCELED) {
+		t.Errorf("a path that was disconnected is waited for: %v", err)
+	}
 
 	// The server's end of a path, which may be gone as soon as it is disconnected.
-	var src string
+	var src, id string
 	for _, p := range server.h.Paths() {
 		if strings.HasPrefix(p.Dst, "127.0.0.2:") {
-			src = p.Src
+			src, id = p.Src, p.SessionID
 		}
 	}
 	if err := server.h.DisconnectPath(ctx, m.Session, PathSpec{Dst: "127.0.0.2"}); err != nil {
@@ -82,6 +99,25 @@ func TestWaitPath(t *testing.T) {
 	}
 	if err := server.h.WaitPath(ctx, m.Session, PathSpec{Src: src, Dst: "127.0.0.2"}, PathConnected); !errors.Is(err, syscall.ENOENT) {
 		t.Errorf("a server's path cannot be connected: %v", err)
+	}
+	// The client connects it again: whoever waits for its end at the server waits on.
+	if err := client.h.WaitPath(ctx, m.Session, PathSpec{Dst: "127.0.0.2"}, PathConnected); err != nil {
+		t.Fatal(err)
+	}
+	for _, session := range []string{m.Session, id} {
+		for _, state := range []string{PathDisconnected, PathRemoved} {
+			short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+			if err := server.h.WaitPath(short, session, PathSpec{Dst: "127.0.0.2"}, state); !errors.Is(err, syscall.ETIMEDOUT) {
+				t.Errorf("a path of session %s that is there is %s: %v", session, state, err)
+			}
+			cancel()
+			if err := server.h.WaitPath(ctx, session, PathSpec{Dst: "127.0.0.9"}, state); err != nil {
+				t.Errorf("a path of session %s that never was is not %s: %v", session, state, err)
+			}
+			if err := server.h.WaitPath(ctx, session+"x", PathSpec{Dst: "127.0.0.2"}, state); err != nil {
+				t.Errorf("a path of no session is not %s: %v", state, err)
+			}
+		}
 	}
 }
 
