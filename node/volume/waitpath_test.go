@@ -88,12 +88,15 @@ func TestWaitPath(t *testing.T) {
 	}
 
 	// The server's end of a path, which may be gone as soon as it is disconnected.
-	var src, id string
-	for _, p := range server.h.Paths() {
-		if strings.HasPrefix(p.Dst, "127.0.0.2:") {
-			src, id = p.Src, p.SessionID
+	theirs := func() (src, id string) {
+		for _, p := range server.h.Paths() {
+			if strings.HasPrefix(p.Dst, "127.0.0.2:") {
+				src, id = p.Src, p.SessionID
+			}
 		}
+		return src, id
 	}
+	src, _ := theirs()
 	if err := server.h.DisconnectPath(ctx, m.Session, PathSpec{Dst: "127.0.0.2"}); err != nil {
 		t.Fatal(err)
 	}
@@ -104,6 +107,7 @@ func TestWaitPath(t *testing.T) {
 	if err := client.h.WaitPath(ctx, m.Session, PathSpec{Dst: "127.0.0.2"}, PathConnected); err != nil {
 		t.Fatal(err)
 	}
+	_, id := theirs()
 	for _, session := range []string{m.Session, id} {
 		for _, state := range []string{PathDisconnected, PathRemoved} {
 			short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
