@@ -96,18 +96,7 @@ func TestWaitPath(t *testing.T) {
 		}
 		return src, id
 	}
-	src, _ := theirs()
-	if err := server.h.DisconnectPath(ctx, m.Session, PathSpec{Dst: "127.0.0.2"}); err != nil {
-		t.Fatal(err)
-	}
-	if err := server.h.WaitPath(ctx, m.Session, PathSpec{Src: src, Dst: "127.0.0.2"}, PathConnected); !errors.Is(err, syscall.ENOENT) {
-		t.Errorf("a server's path cannot be connected: %v", err)
-	}
-	// The client connects it again: whoever waits for its end at the server waits on.
-	if err := client.h.WaitPath(ctx, m.Session, PathSpec{Dst: "127.0.0.2"}, PathConnected); err != nil {
-		t.Fatal(err)
-	}
-	_, id := theirs()
+	src, id := theirs()
 	for _, session := range []string{m.Session, id} {
 		for _, state := range []string{PathDisconnected, PathRemoved} {
 			short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
@@ -122,6 +111,12 @@ func TestWaitPath(t *testing.T) {
 				t.Errorf("a path of no session is not %s: %v", state, err)
 			}
 		}
+	}
+	if err := server.h.DisconnectPath(ctx, m.Session, PathSpec{Dst: "127.0.0.2"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := server.h.WaitPath(ctx, m.Session, PathSpec{Src: src, Dst: "127.0.0.2"}, PathConnected); !errors.Is(err, syscall.ENOENT) {
+		t.Errorf("a server's path cannot be connected: %v", err)
 	}
 }
 
