@@ -123,6 +123,8 @@ type Engine struct {
 	lastPeer *Peer            // of the last lookup
 	named    map[uint32]share // peers that never answered, by the user that named them
 	evictAt  int              // where in order to look for a place
+	looks    int              // that may be taken beyond evictLook, as of lookedAt
+	lookedAt time.Duration    // see earned
 	evicted  []*conn.Conn     // not taken yet
 	idle     flowList         // idle flows, see maxIdleFlows
 

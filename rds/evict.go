@@ -29,7 +29,8 @@ import (
 // share the machine's network, and thousands of attempts a second would take it.
 
 const (
-	evictLook  = 128                  // peers looked at for one place
+	evictLook  = 128                  // peers looked at for one place, whatever was looked at before
+	evictSpare = 4 * time.Microsecond // that one more look is earned in, up to one at each peer of the table
 	evictAfter = 10 * time.Second     // that a peer whose sequences are forgotten has rested
 	evictEvery = 5 * time.Millisecond // one of a user's share makes room for another of the same user
 )
@@ -56,7 +57,7 @@ func (pe *Peer) idleSince(now time.Duration) (since time.Duration, ok bool) {
 func (e *Engine) makeRoom(now time.Duration, o origin) error {
 	most := e.cfg.MaxPeers
 	if of, part := e.named[o.uid], max(1, most-most/4); o.named && of.peers >= part {
-		if now < of.next || !e.evict(now, func(pe *Peer) bool { return pe.origin == o && !pe.answered }) {
+		if now < of.next || !e.evict(now, false, func(pe *Peer) bool { return pe.origin == o && !pe.answered }) {
 			return rdserr.With(rdserr.ErrNoMemory, "user %d has named %d destinations that never answered, its share of limits.max_peers (%d), of which one in %v makes room", o.uid, part, most, evictEvery)
 		}
 		of = e.named[o.uid] // without the one that went
@@ -98,13 +99,15 @@ func (e *Engine) chargePeer(now time.Duration, addr netip.Addr) (*quota.Account,
 	return a, nil
 }
 
-// evict forgets the peer that has rested longest of the next ones that fit.
-func (e *Engine) evict(now time.Duration, fits func(*Peer) bool) bool {
+// evict forgets the peer that has rested longest of the next ones that fit, or with far the first one
+// behind them, as far as looks were earned.
+func (e *Engine) evict(now time.Duration, far bool, fits func(*Peer) bool) bool {
 	var best *Peer
 	var rested time.Duration
 	// The search is bounded and goes on where the last one ended: the table may be large, and
-	// strangers decide how often it is searched.
-	for range min(evictLook, len(e.order)) {
+	// strangers decide how often it is searched. But a user can have most of its places in a row with
+	// peers that do not rest: so it goes farther now and then, for all that search together.
+	for n := 0; n < len(e.order) && (n < evictLook || far && best == nil && e.earned(now)); n++ {
 		if e.evictAt >= len(e.order) {
 			e.evictAt = 0
 		}
@@ -124,10 +127,23 @@ func (e *Engine) evict(now time.Duration, fits func(*Peer) bool) bool {
 	return best != nil
 }
 
+// earned takes one of the looks beyond evictLook, if there is one.
+func (e *Engine) earned(now time.Duration) bool {
+	if n := (now - e.lookedAt) / evictSpare; n > 0 {
+		e.looks = int(min(time.Duration(e.looks)+n, time.Duration(len(e.order))))
+		e.lookedAt += n * evictSpare
+	}
+	if e.looks == 0 {
+		return false
+	}
+	e.looks--
+	return true
+}
+
 // Evict forgets an idle peer, if there is one among some that are looked at, so that its memory
 // can be had for something that is not this engine's. It reports whether one was forgotten.
 func (e *Engine) Evict(now time.Duration) bool {
-	return e.evict(now, func(*Peer) bool { return true })
+	return e.evict(now, true, func(*Peer) bool { return true })
 }
 
 // forgetPeer ends an idle peer.

@@ -107,6 +107,51 @@ func TestPeersAreNamedAtAPace(t *testing.T) {
 	}
 }
 
+// TestPlacesBehindPeersThatDoNotRest: a user has its share of the table in a row with peers that do
+// not rest. Newcomers get the places behind them nevertheless; but in a flood of them the search stays short.
+func TestPlacesBehindPeersThatDoNotRest(t *testing.T) {
+	const most, pinned = 1000, 750
+	e, now := lone(t, func(c *Config) { c.MaxPeers = most })
+	a, _ := e.Bind(0, SocketOptions{UID: 7})
+	for i := range pinned {
+		if err := a.Send(now, netip.AddrPortFrom(peerAddr(i), 4000), nil, 0, Quiet); err != nil {
+			t.Fatal(err)
+		}
+	}
+	come := func(i int) error {
+		_, err := e.Accept(now, netip.AddrPortFrom(peerAddr(i), 1024))
+		return err
+	}
+	for i := range most - pinned {
+		if err := come(1000 + i); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 3 * most { // a whole walk through the table earns itself in 4 ms
+		e.evictAt = 0
+		now += most * evictSpare
+		if err := come(5000 + i); err != nil {
+			t.Fatalf("newcomer %d: %v", i, err)
+		}
+	}
+	now += time.Hour // looks are not earned without end
+	looked, refused := 0, 0
+	for i := range 100 {
+		e.evictAt = 0
+		if come(10000+i) != nil {
+			refused++
+		}
+		looked += e.evictAt - evictLook
+	}
+	if refused < 90 || looked != most || e.evictAt != evictLook {
+		t.Errorf("of a flood of 100 %d were refused, and for all %d peers were looked at beyond what each may", refused, looked)
+	}
+	now += evictSpare
+	if e.evictAt = 0; come(20000) == nil || e.evictAt != evictLook+1 {
+		t.Errorf("with one look earned %d peers were looked at, not %d", e.evictAt, evictLook+1)
+	}
+}
+
 // Strangers that connect from many addresses, whether or not they say anything or
 // hang up, do not fill the table.
 func TestPeersOfStrangers(t *testing.T) {
@@ -179,7 +224,7 @@ func TestForgottenPeerComesAgain(t *testing.T) {
 	exchange(1)
 	pe := w.a.order[0]
 	sent := w.a.Counters().SendQueued
-	if w.a.evict(w.now+time.Hour, func(*Peer) bool { return true }) {
+	if w.a.evict(w.now+time.Hour, false, func(*Peer) bool { return true }) {
 		t.Fatal("a peer with a link was forgotten")
 	}
 	for _, e := range []*Engine{w.b, w.a} {
@@ -192,10 +237,10 @@ func TestForgottenPeerComesAgain(t *testing.T) {
 		}
 		takeActions(e, nil) // nobody dials
 	}
-	if w.a.evict(w.now+evictAfter-time.Millisecond, func(*Peer) bool { return true }) {
+	if w.a.evict(w.now+evictAfter-time.Millisecond, false, func(*Peer) bool { return true }) {
 		t.Error("a peer with a history was forgotten at once")
 	}
-	if !w.a.evict(w.now+evictAfter+time.Second, func(*Peer) bool { return true }) {
+	if !w.a.evict(w.now+evictAfter+time.Second, false, func(*Peer) bool { return true }) {
 		t.Fatal("a peer that rests was not forgotten")
 	}
 	if w.a.known(w.b.Local()) != nil || w.a.Counters().SendQueued != sent {
@@ -249,7 +294,7 @@ func TestPeersAreCharged(t *testing.T) {
 		t.Errorf("%d bytes are charged, want %d", used(), fit*peerCost)
 	}
 	b.Close(now)
-	for e.evict(now, func(*Peer) bool { return true }) {
+	for e.evict(now, false, func(*Peer) bool { return true }) {
 	}
 	if used() != 0 || len(memory.Holders()) != 0 || memory.Used() != 0 {
 		t.Errorf("%d bytes and %d holders are left of peers that were forgotten", used(), len(memory.Holders()))
