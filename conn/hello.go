@@ -3,6 +3,7 @@ package conn
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math"
 	"math/bits"
 	"time"
@@ -359,6 +360,20 @@ func (p *Lane) settleCancelled(now time.Duration, payload []byte) {
 // acknowledged only after they have been sent on the same link.
 const receivedLen = 8
 
+// whyNoAnswer says what is known of a link without an answer: whoever has to find out why
+// wants to know which way nothing went.
+func (p *Lane) whyNoAnswer() error {
+	switch {
+	case p.txOff == 0:
+		return fmt.Errorf("%w: nothing was sent to it", errNoAnswer)
+	case p.writing:
+		return fmt.Errorf("%w: what was sent to it has not left", errNoAnswer)
+	case p.heard:
+		return fmt.Errorf("%w: something else came from it", errNoAnswer)
+	}
+	return fmt.Errorf("%w: nothing came from it", errNoAnswer)
+}
+
 // noAnswer ends the wait for a handshake when ProbeTimeout has passed.
 func (p *Lane) noAnswer(now time.Duration) {
 	c := p.c
@@ -367,7 +382,7 @@ func (p *Lane) noAnswer(now time.Duration) {
 	case !c.may().mute || c.kind == KindUnknown && !p.heard:
 		// Nothing came at all, so it may be an rdsd that is stopped. Taken for a kernel, what
 		// its TCP acknowledges would be reported as delivered.
-		p.Drop(now, errNoAnswer)
+		p.Drop(now, p.whyNoAnswer())
 	default:
 		if c.kind != KindKernel && !p.legacy(now) {
 			p.Drop(now, errWrongLane)
