@@ -72,7 +72,8 @@ type Traced struct {
 	Incarnation uint64 // the sender's, towards the receiver; 0: of a kernel, or of none
 	Count       int    // datagrams
 	Before, Of  int    // it left in one frame, of so many datagrams, with others, and so many before it; 0: alone
-	Bytes       int    // payload
+	Bytes       int    // payload, without that of others in its frame
+	OfBytes     int    // of StageLeft, and unless it left alone: payload of the frame
 	Accepted    bool
 	Outcome     conn.Outcome
 	Why         conn.Why
@@ -107,9 +108,32 @@ func (e *Engine) traced(stage Stage, m *conn.Msg) (t Traced, ok bool) {
 	return t, true
 }
 
-// traceLeft tells of the messages in the batch that p has just filled.
+// traceLeft tells of the messages in the batch that p has just filled. Those that left in one
+// frame have one sequence, and stand behind each other.
 func (e *Engine) traceLeft(p *conn.Lane) {
-	p.Writing(func(m *conn.Msg) { e.traceMsg(StageLeft, m) })
+	var frame []*conn.Msg
+	tell := func() {
+		bytes := 0
+		for _, m := range frame {
+			bytes += int(m.Bytes)
+		}
+		for _, m := range frame {
+			if t, ok := e.traced(StageLeft, m); ok {
+				if t.Of > 0 {
+					t.OfBytes = bytes
+				}
+				e.tracer.Trace(t)
+			}
+		}
+		frame = frame[:0]
+	}
+	p.Writing(func(m *conn.Msg) {
+		if len(frame) > 0 && m.Seq() != frame[0].Seq() {
+			tell()
+		}
+		frame = append(frame, m)
+	})
+	tell()
 }
 
 // traceDone tells the outcome of a message. One that was delivered here is the last that

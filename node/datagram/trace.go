@@ -27,6 +27,7 @@ const (
 	traceEvents  = 4096 // not taken yet, of one trace
 	traceUnread  = 4096 // placed and not read, of one trace
 	traceWaiting = 1024 // messages that wait in their sockets, of one trace
+	traceFrames  = 1024 // messages that left with others and have no outcome, of one trace
 
 	// traceBytes covers all of these (TestTraceMemory).
 	traceBytes = 3 << 20
@@ -86,6 +87,7 @@ type Trace struct {
 	head, n int
 	dropped uint64
 	waiting map[*conn.Msg]waitingSince
+	frames  map[*conn.Msg]int // payload of the frame in which a message left with others, until its end
 	unread  unreadList
 	unsent  uint64 // messages without a sequence so far
 }
@@ -139,7 +141,7 @@ func (a *Host) Trace(rule TraceRule, holder quota.Holder) (*Trace, error) {
 	}
 	rule.Every = max(rule.Every, 1)
 	t := &Trace{rule: rule, host: a, account: account, wall: a.machine.wallOfZero(), events: make([]TraceEvent, traceEvents),
-		waiting: make(map[*conn.Msg]waitingSince), unread: newUnreadList()}
+		waiting: make(map[*conn.Msg]waitingSince), frames: make(map[*conn.Msg]int), unread: newUnreadList()}
 	x.all = append(x.all, t)
 	a.setTraces()
 	return t, nil
@@ -245,10 +247,17 @@ func (t *Trace) note(h *Local, now time.Duration, x *rds.Traced) (followed bool)
 			if x.Stage == rds.StageLeft || x.Seq == 0 || x.Lane == rds.LaneHere {
 				t.sendTimes(&e, x)
 			}
+			if x.Stage == rds.StageLeft && x.Of > 0 && len(t.frames) < traceFrames {
+				t.frames[x.Msg] = x.OfBytes
+			}
+			if bytes := t.frames[x.Msg]; x.Of > 0 && bytes > 0 {
+				e.Bytes = bytes
+			}
 			t.put(e)
 		}
 		if x.Stage == rds.StageDone || x.Stage == rds.StageNotAccepted {
 			delete(t.waiting, x.Msg) // another message may have its place soon
+			delete(t.frames, x.Msg)
 		}
 	}
 	return followed

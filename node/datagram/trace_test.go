@@ -14,7 +14,7 @@ import (
 // times their entries.
 func TestTraceMemory(t *testing.T) {
 	holds := traceEvents*unsafe.Sizeof(TraceEvent{}) + traceUnread*unsafe.Sizeof(unreadNode{}) +
-		4*traceWaiting*(unsafe.Sizeof(waitingSince{})+8) + 4*traceUnread*(unsafe.Sizeof(unreadOf{})+unsafe.Sizeof(unreadEnds{}))
+		4*traceWaiting*(unsafe.Sizeof(waitingSince{})+8) + 4*traceFrames*(8+8) + 4*traceUnread*(unsafe.Sizeof(unreadOf{})+unsafe.Sizeof(unreadEnds{}))
 	if holds > traceBytes {
 		t.Errorf("a trace may hold %d bytes and is charged %d", holds, traceBytes)
 	}
@@ -46,7 +46,7 @@ func TestTraceRule(t *testing.T) {
 
 // begun is a trace of nobody's engine.
 func begun(every uint64) *Trace {
-	return &Trace{rule: TraceRule{Every: every}, wall: 1000, events: make([]TraceEvent, traceEvents), waiting: map[*conn.Msg]waitingSince{}, unread: newUnreadList()}
+	return &Trace{rule: TraceRule{Every: every}, wall: 1000, events: make([]TraceEvent, traceEvents), waiting: map[*conn.Msg]waitingSince{}, frames: map[*conn.Msg]int{}, unread: newUnreadList()}
 }
 
 var traceSrc, traceDst = netip.MustParseAddrPort("10.0.0.1:5000"), netip.MustParseAddrPort("10.0.0.2:4000")
@@ -179,15 +179,29 @@ func TestTraceOfJoined(t *testing.T) {
 		h := &Local{}
 		to.note(h, 7, &rds.Traced{Stage: rds.StagePlaced, Src: traceSrc, Dst: traceDst, Seq: seq + 1, Count: 6, Bytes: 60})
 		for before, count := range map[int]int{0: 1, 1: 2, 3: 3} {
-			from.note(h, 7, &rds.Traced{Stage: rds.StageLeft, Src: traceSrc, Dst: traceDst, Seq: seq + 1, Count: count, Bytes: 10 * count, Before: before, Of: 6})
+			m := &conn.Msg{}
+			of := rds.Traced{Msg: m, Src: traceSrc, Dst: traceDst, Seq: seq + 1, Count: count, Bytes: 10 * count, Before: before, Of: 6}
+			left, done := of, of
+			left.Stage, left.OfBytes = rds.StageLeft, 60
+			done.Stage = rds.StageDone
+			from.note(h, 7, &left)
+			from.note(h, 8, &done)
+			from.note(h, 9, &done) // it had left before the trace began: its own bytes are known
 		}
 		placed, _ := to.Take(nil, 9)
-		left, _ := from.Take(nil, 9)
-		if len(placed) != 1 || len(left) != 1 || left[0].Member != placed[0].Member || left[0].Count != 6 {
-			t.Errorf("sequence %d: its sender tells of %+v, its receiver of %+v", seq+1, left, placed)
+		told, _ := from.Take(nil, 9)
+		if len(placed) != 1 || len(told) != 3 {
+			t.Fatalf("sequence %d: its sender tells of %+v, its receiver of %+v", seq+1, told, placed)
 		}
-		if member := left[0].Member; left[0].Bytes != map[bool]int{true: 10}[member == 0]+map[bool]int{true: 20}[member == 1 || member == 2]+map[bool]int{true: 30}[member > 2] {
-			t.Errorf("datagram %d of 6 is told of as one of a message of %d bytes", member, left[0].Bytes)
+		member := placed[0].Member
+		own := map[bool]int{true: 10}[member == 0] + map[bool]int{true: 20}[member == 1 || member == 2] + map[bool]int{true: 30}[member > 2]
+		for i, bytes := range []int{60, 60, own} {
+			if e := told[i]; e.Member != member || e.Count != 6 || e.Bytes != bytes {
+				t.Errorf("sequence %d, %d: its sender tells of %+v, its receiver of %+v", seq+1, i, e, placed)
+			}
+		}
+		if len(from.frames) != 0 {
+			t.Errorf("%d messages that have ended are remembered", len(from.frames))
 		}
 	}
 }
