@@ -124,8 +124,8 @@ func recvError(err error) error {
 	switch err {
 	case unix.EAGAIN:
 		return ErrAgain
-	case unix.ECONNRESET, io.EOF:
-		return io.EOF // it went with something of ours unread
+	case io.EOF, unix.ECONNRESET: // the latter: it went with something of ours unread
+		return io.EOF
 	}
 	if Bad(err) {
 		return err

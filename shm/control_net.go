@@ -163,9 +163,9 @@ func (c *Conn) tryReceive(fd uintptr) bool {
 		}
 	}
 	c.held = packets.Get().(*packetBuf)
-	oob := c.held.oob[:oobBytes]
-	if c.in.maxFDs == 0 {
-		oob = nil
+	var oob []byte
+	if c.in.maxFDs > 0 {
+		oob = c.held.oob[:oobBytes]
 	}
 	for {
 		m := c.toll.Begin()

@@ -51,6 +51,13 @@ func (t *Turns) Of(uid uint32) *Turn {
 	return &Turn{turns: t, uid: uid, user: u}
 }
 
+// Users is how many users there is a Turn of.
+func (t *Turns) Users() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.of)
+}
+
 // Take waits for a turn, which Give ends. It reports false when done is closed before.
 func (t *Turn) Take(done <-chan struct{}) bool {
 	select {

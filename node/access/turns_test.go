@@ -35,8 +35,8 @@ func TestTurnsOfAUser(t *testing.T) {
 		for _, x := range []*Turn{a, b, c, other} {
 			x.Leave()
 		}
-		if len(turns.of) != 0 {
-			t.Errorf("users without a Turn are kept: %v", turns.of)
+		if n := turns.Users(); n != 0 {
+			t.Errorf("%d users without a Turn are kept", n)
 		}
 		if d := turns.Of(1); !taken(d) || !taken(turns.Of(1)) || taken(turns.Of(1)) {
 			t.Error("who left took a turn along, or left one behind")

@@ -247,11 +247,8 @@ func (t *Trace) note(h *Local, now time.Duration, x *rds.Traced) (followed bool)
 			if x.Stage == rds.StageLeft || x.Seq == 0 || x.Lane == rds.LaneHere {
 				t.sendTimes(&e, x)
 			}
-			if x.Stage == rds.StageLeft && x.Of > 0 && len(t.frames) < traceFrames {
-				t.frames[x.Msg] = x.OfBytes
-			}
-			if bytes := t.frames[x.Msg]; x.Of > 0 && bytes > 0 {
-				e.Bytes = bytes
+			if x.Of > 0 {
+				e.Bytes = t.frameBytes(x)
 			}
 			t.put(e)
 		}
@@ -261,6 +258,21 @@ func (t *Trace) note(h *Local, now time.Duration, x *rds.Traced) (followed bool)
 		}
 	}
 	return followed
+}
+
+// frameBytes is the payload of the frame in which a message left with others, which is known when it
+// leaves and kept until its end; for one of which it is not kept, its own.
+func (t *Trace) frameBytes(x *rds.Traced) int {
+	if x.Stage == rds.StageLeft {
+		if _, again := t.frames[x.Msg]; again || len(t.frames) < traceFrames {
+			t.frames[x.Msg] = x.OfBytes
+		}
+		return x.OfBytes
+	}
+	if bytes, ok := t.frames[x.Msg]; ok {
+		return bytes
+	}
+	return x.Bytes
 }
 
 // event describes a stage, if the rule chooses the message. Of those that never had a

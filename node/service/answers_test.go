@@ -80,6 +80,9 @@ func TestListsInTurn(t *testing.T) {
 				t.Errorf("a call ended with %v", err)
 			}
 		}
+		if n := a.lists.Users(); n != 0 {
+			t.Errorf("turns of %d users are left", n)
+		}
 	})
 }
 
@@ -162,6 +165,9 @@ func TestStreamsSendInTurn(t *testing.T) {
 			if err := <-ended; err == nil {
 				t.Error("a stream outlived its client")
 			}
+		}
+		if n := a.sends.Users(); n != 0 {
+			t.Errorf("turns of %d users are left", n)
 		}
 	})
 }

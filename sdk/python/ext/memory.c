@@ -158,6 +158,7 @@ PyObject *reserve(PyObject *self, FAST)
 	Handle *h = (Handle *)self;
 	PyObject *a[4];
 	struct rdsdi_jam jam = {0};
+	PyThreadState *t;
 	struct wait w;
 	Py_ssize_t size;
 	rdsd_addr to;
@@ -178,11 +179,9 @@ PyObject *reserve(PyObject *self, FAST)
 	CHECK_OPEN(h);
 	wait_begin(&w, wait ? ns : 0);
 	do {
-		Py_BEGIN_ALLOW_THREADS
-		rdsdi_jam_whole = wait ? &jam : NULL;
+		t = part_begin(wait ? &jam : NULL, false);
 		err = rdsd_reserve(h->sock, &to, (size_t)size, &slot, wait ? w.slice : RDSD_NOWAIT);
-		rdsdi_jam_whole = NULL;
-		Py_END_ALLOW_THREADS
+		part_end(t);
 		again = wait || err == -EINTR ? wait_again(&w, err) : 0;
 	} while (again > 0);
 	rdsdi_jam_end(&jam, &h->sock->tx);

@@ -83,6 +83,26 @@ static inline bool blocked(int64_t err)
 	return err == -EAGAIN || err == -ENOBUFS || err == -ESHUTDOWN;
 }
 
+/*
+ * A call of the library that is a part of one send, which counts as one: between these.
+ * whole: what that send says of itself, or NULL. With the interpreter lock only where
+ * nothing is waited for.
+ */
+static inline PyThreadState *part_begin(struct rdsdi_jam *whole, bool with_lock)
+{
+	PyThreadState *t = with_lock ? NULL : PyEval_SaveThread();
+
+	rdsdi_jam_whole = whole;
+	return t;
+}
+
+static inline void part_end(PyThreadState *t)
+{
+	rdsdi_jam_whole = NULL;
+	if (t)
+		PyEval_RestoreThread(t);
+}
+
 /* One wait in slices. */
 struct wait {
 	int64_t deadline, slice;

@@ -24,19 +24,14 @@ static bool flow_known(Handle *h, const rdsd_addr *to)
 
 /* One */
 
-/* whole: what the send that this is a part of says of itself, or NULL. */
 static int64_t send_once(Handle *h, const rdsd_addr *to, const struct payload *p, uint64_t *tag, int64_t timeout,
 			 struct rdsdi_jam *whole)
 {
-	bool with_lock = timeout == RDSD_NOWAIT && flow_known(h, to);
-	PyThreadState *t = with_lock ? NULL : PyEval_SaveThread();
+	PyThreadState *t = part_begin(whole, timeout == RDSD_NOWAIT && flow_known(h, to));
 	int err;
 
-	rdsdi_jam_whole = whole;
 	err = rdsd_send(h->sock, to, p->data, p->len, tag, timeout);
-	rdsdi_jam_whole = NULL;
-	if (t)
-		PyEval_RestoreThread(t);
+	part_end(t);
 	return err;
 }
 
@@ -242,14 +237,11 @@ static int batch_of_buffer(Handle *h, struct batch *b, PyObject *name, PyObject 
 
 static int batch_once(Handle *h, rdsd_dgram *d, size_t n, int64_t timeout, bool with_lock, struct rdsdi_jam *whole)
 {
-	PyThreadState *t = with_lock ? NULL : PyEval_SaveThread();
+	PyThreadState *t = part_begin(whole, with_lock);
 	ssize_t accepted;
 
-	rdsdi_jam_whole = whole;
 	accepted = rdsd_send_batch(h->sock, d, n, NULL, timeout);
-	rdsdi_jam_whole = NULL;
-	if (t)
-		PyEval_RestoreThread(t);
+	part_end(t);
 	return accepted == (ssize_t)n;
 }
 
@@ -430,15 +422,11 @@ static PyObject *try_send_batch(PyObject *self, FAST)
 static int64_t run_once(Handle *h, const rdsd_addr *to, const uint8_t *data, size_t len, size_t n, uint64_t *tag,
 			int64_t timeout, struct rdsdi_jam *whole)
 {
-	bool with_lock = timeout == RDSD_NOWAIT && flow_known(h, to);
-	PyThreadState *t = with_lock ? NULL : PyEval_SaveThread();
+	PyThreadState *t = part_begin(whole, timeout == RDSD_NOWAIT && flow_known(h, to));
 	int64_t accepted;
 
-	rdsdi_jam_whole = whole;
 	accepted = rdsd_send_run(h->sock, to, data, len, n, tag, timeout);
-	rdsdi_jam_whole = NULL;
-	if (t)
-		PyEval_RestoreThread(t);
+	part_end(t);
 	return accepted;
 }
 
