@@ -49,7 +49,7 @@ type Datagram struct {
 	buf     *buf.Buf
 }
 
-// Release gives the payload's memory back. It needs no lock.
+// Release gives the payload's memory back. It needs no lock. Called again it does nothing.
 func (d *Datagram) Release() {
 	if d.buf != nil {
 		d.buf.Release()

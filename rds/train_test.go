@@ -296,3 +296,29 @@ func TestJoinedFindsRoomApart(t *testing.T) {
 		}
 	}
 }
+
+// TestReleasedTwice: a datagram gives back its own share of the memory of its train, and once.
+func TestReleasedTwice(t *testing.T) {
+	w := newPair(t)
+	a := bindBox(t, w.a, 5000, 1<<20, SocketOptions{})
+	r, _ := w.b.Bind(4000, SocketOptions{})
+	if err := a.s.Post(w.now, mustOpen(t, a.s, r.Addr(), nil), uniform("first", "other"), 0, 0, Quiet, nil); err != nil {
+		t.Fatal(err)
+	}
+	w.run()
+	d, _ := r.Queue().Recv()
+	other, _ := r.Queue().Recv()
+	if d.buf == nil || d.buf != other.buf {
+		t.Fatal("the two have not come in one train")
+	}
+	d.Release()
+	d.Release()
+	if d.Payload != nil {
+		t.Error("there is still a payload")
+	}
+	if string(other.Payload) != "other" {
+		t.Errorf("the other one is %q", other.Payload)
+	}
+	other.Release() // panics when the memory has been given back before
+	r.ReadAll(w.now)
+}

@@ -187,13 +187,13 @@ func TestForceTakesItsOwnAlone(t *testing.T) {
 func TestVerifierFromNothing(t *testing.T) {
 	for _, first := range []bool{true, false} {
 		w := newWorld(t, ServerConfig{Boot: 1})
-		w.mem("d", 1<<20)
+		w.export(&Export{Name: "d", Device: newRecorder(cached)}) // with a cache: writes wait for a flush
 		e := w.newEnd("c", "10.0.0.1", ClientConfig{})
 		e.asKernel = first
 		e.connect()
 		v := e.mustMap("d", rw)
-		if err := e.write(v, 0, 1, 512, 0); err != nil {
-			t.Fatal(err)
+		if err := e.write(v, 0, 1, 512, 0); err != nil || v.wrote <= v.synced {
+			t.Fatal(err, v.wrote, v.synced)
 		}
 		e.cut()
 		e.asKernel = !first
