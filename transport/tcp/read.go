@@ -81,7 +81,6 @@ func (l *Link) Try() (worked bool) {
 		// Begin and End around all frames of one read: the handler takes its lock and answers
 		// once.
 		l.h.Begin()
-		err = nil
 		if direct > 0 {
 			err = l.framer.Filled(direct, l.frame)
 		}
