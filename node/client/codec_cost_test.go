@@ -79,6 +79,9 @@ func TestRequestsAreShort(t *testing.T) {
 		if err := in.unmarshal(encoded(t, m)); (err == nil) != c.ok || !c.ok && !errors.Is(err, rdserr.ErrTooLarge) {
 			t.Errorf("a question of %d bytes: %v", c.bytes, err)
 		}
+		if c.ok && !proto.Equal(in.msg, m) {
+			t.Errorf("a question of %d bytes is not there when it is read", c.bytes)
+		}
 	}
 }
 

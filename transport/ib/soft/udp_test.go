@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -129,5 +130,14 @@ func TestSendRefused(t *testing.T) {
 	b.await(t)
 	if err := newInbox().readAll(b, func(netip.AddrPort, []byte) { n++ }); err != nil || n != 2 {
 		t.Errorf("%d packets came: %v, want 2", n, err)
+	}
+}
+
+// TestZoneThatIsNotThere: an address of a link that the machine does not have is refused, with
+// the name of the zone.
+func TestZoneThatIsNotThere(t *testing.T) {
+	s, err := openSocket(netip.MustParseAddr("fe80::1%nosuchlink"), bufferBytes)
+	if err == nil || s != nil || !strings.Contains(err.Error(), "the zone of fe80::1%nosuchlink") {
+		t.Errorf("%v, %v", s, err)
 	}
 }
