@@ -183,10 +183,15 @@ func TestCallAwaitsRoom(t *testing.T) {
 }
 
 // TestHoldersAreFew: who holds most is named, however little that is, and not more
-// than a few.
+// than a few; who holds nothing is not.
 func TestHoldersAreFew(t *testing.T) {
 	n := newWorld(t, clienttest.Config(t), world{real: true})
 	before := len(n.services.memoryHolders())
+	none := n.deps.Memory.Account(quota.User(4711))
+	defer none.Close()
+	if now := len(n.services.memoryHolders()); now != before {
+		t.Errorf("%d are named, %d before one came that holds nothing", now, before)
+	}
 	var l []*quota.Account
 	for i := range maxHolders + 3 {
 		a := n.deps.Memory.Account(quota.User(uint32(i)))
