@@ -129,7 +129,7 @@ func (e *clientEnv) Event(x rtrs.Event) {
 	if !passing(&x) && !e.said(&x) {
 		e.event(sessionEvent(&x, RoleClient))
 	}
-	if x.Kind == rtrs.EventPath && x.Err != nil && !e.ever && len(e.pending) > 0 {
+	if x.Kind == rtrs.EventPath && x.Err != nil && !e.ever {
 		e.tell = append(e.tell, (*client)(e).hopeless)
 	}
 }

@@ -39,7 +39,7 @@ type rings struct {
 	txOver  error                       // guarded by txMu
 	nextTag uint64                      // guarded by txMu; the last one given away
 	undecid tagSet                      // guarded by txMu; posted and without outcome, with cfg.outcomes
-	refused map[netip.AddrPort]struct{} // guarded by txMu; congested ones that watchers are to hear of
+	refused map[netip.AddrPort]struct{} // guarded by txMu; congested ones that watchers are to hear of; none without tx
 	pass    uint64                      // guarded by txMu; of batches, marks flows that are held up
 	txSeq   atomic.Uint32
 
@@ -273,9 +273,6 @@ func (r *rings) refusedLocked(dst netip.AddrPort) {
 
 // clearedLocked tells of those that are clear by now.
 func (r *rings) clearedLocked() {
-	if len(r.refused) == 0 || r.tx == nil {
-		return
-	}
 	for dst := range r.refused {
 		f := r.tx.send.Known(dst)
 		if f == nil || r.tx.send.State(f).State() == shm.FlowClear {
@@ -287,9 +284,6 @@ func (r *rings) clearedLocked() {
 
 // watchRefusedLocked has a waiter look at their flow states.
 func (r *rings) watchRefusedLocked(w *waiter) {
-	if r.tx == nil {
-		return
-	}
 	for dst := range r.refused {
 		if f := r.tx.send.Known(dst); f != nil {
 			w.bits |= shm.ClientWaitsFlow

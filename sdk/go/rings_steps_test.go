@@ -264,6 +264,25 @@ func TestCopyBytes(t *testing.T) {
 	}
 }
 
+// TestSlabIsUsedUp: a slab is cut to its last byte, and one that is used up is not replaced
+// for what takes nothing.
+func TestSlabIsUsedUp(t *testing.T) {
+	var own slab
+	p := make([]byte, slabBytes/slabShare)
+	for i := range slabShare {
+		own.clone(p)
+		if left := slabBytes - (i+1)*len(p); len(own) != left || own == nil {
+			t.Fatalf("%d bytes are left after %d of %d, want %d", len(own), i+1, len(p), left)
+		}
+	}
+	if own.clone(nil); len(own) != 0 {
+		t.Errorf("%d bytes were made for nothing", len(own))
+	}
+	if own.clone(p); len(own) != slabBytes-len(p) {
+		t.Errorf("%d bytes are left of the next one", len(own))
+	}
+}
+
 // A lot knows what those who are parked wait for together, whoever comes and goes, and
 // wakes those whom it concerns.
 func TestLotAgainstAModel(t *testing.T) {

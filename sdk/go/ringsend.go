@@ -49,14 +49,13 @@ func (r *rings) sendOne(ctx context.Context, op string, dst netip.AddrPort, p []
 // triedLocked counts a call that failed for want of room.
 func (r *rings) triedLocked(dst netip.AddrPort, err error) {
 	switch {
+	case r.tx == nil: // what was known of destinations has gone with the daemon
 	case err == rdserr.ErrCongested:
-		if r.tx != nil {
-			if f := r.tx.send.Known(dst); f != nil {
-				r.tx.send.CountRefused(f)
-			}
+		if f := r.tx.send.Known(dst); f != nil {
+			r.tx.send.CountRefused(f)
 		}
 		r.refusedLocked(dst)
-	case r.tx != nil && noRoom(err):
+	case noRoom(err):
 		r.tx.send.CountFull()
 	}
 }

@@ -403,3 +403,29 @@ func TestWatchersLookAtFlows(t *testing.T) {
 	r.txMu.Unlock()
 	w.done()
 }
+
+// TestRefusedWhileAway: of a destination that refuses a call nothing is noted while there is no
+// connection, for what was known of it has gone; watchers look at everything when there is one.
+func TestRefusedWhileAway(t *testing.T) {
+	d := newRingDaemon(t)
+	r := d.bindRing(localAddr).fe.(*rings)
+	w := &watcher{}
+	r.watch.add(w, nil)
+	defer r.watch.remove(w)
+	r.txMu.Lock()
+	defer r.txMu.Unlock()
+	there := r.tx
+	r.tx = nil
+	r.triedLocked(peerAddr, rdserr.ErrCongested)
+	r.clearedLocked()
+	if len(r.refused) != 0 {
+		t.Errorf("%v are noted while nothing is known of any", r.refused)
+	}
+	r.tx = there
+	if r.triedLocked(peerAddr, rdserr.ErrCongested); len(r.refused) != 1 {
+		t.Errorf("%v are noted, want one", r.refused)
+	}
+	if r.clearedLocked(); len(r.refused) != 0 {
+		t.Errorf("%v are noted when nothing is congested", r.refused)
+	}
+}
