@@ -55,8 +55,8 @@ func Ring(bell int) {
 	}
 }
 
-// Alarm is the daemon's end of a client's doorbell. Ring and Close may be called at the
-// same time: Ring then rings this client's doorbell, or none.
+// Alarm is the daemon's end of a client's doorbell. Ring, Hear and Close may be called at the
+// same time: then this client's doorbell is rung or heard, or none.
 type Alarm struct {
 	// Costly, unless it is nil, is called by Ring when waking this client takes too long;
 	// it must not block. It has to be set before the first Ring.
@@ -68,10 +68,10 @@ type Alarm struct {
 	toll    toll.Toll
 	muted   atomic.Bool
 	closed  atomic.Bool
-	ringers atomic.Int32 // calls of Ring under way; below 0: closed
+	ringers atomic.Int32 // calls of Ring and Hear under way; below 0: muted
 }
 
-// alarmClosed is added to ringers when the alarm is closed.
+// alarmClosed is added to ringers when the alarm is muted.
 const alarmClosed = -1 << 30
 
 // NewAlarm makes a client's doorbell. client is the end for the client, which
@@ -143,11 +143,16 @@ const (
 // Hear follows an event of FD: the client has rung. It takes out all that the client has sent, before
 // the daemon sleeps: a client that finds its queue full takes the daemon for rung. A ring that comes
 // meanwhile may be no event, so its caller looks at the rings afterwards. It does not wait. An error ends
-// the client: EBADMSG, it has passed a descriptor; or it was too costly to hear.
+// the client: EBADMSG, it has passed a descriptor; or it was too costly to hear. Of a muted doorbell
+// it takes nothing: the number of its descriptor may be another's.
 //
 // The calls are raw, and ask for no address: hundreds of sockets that are used in turn each ring
 // before they are served, and the calls of package unix took a fifth of such a reactor's time.
 func (a *Alarm) Hear() error {
+	defer a.ringers.Add(-1)
+	if a.ringers.Add(1) <= 0 {
+		return nil
+	}
 	var b [hearBytes]byte
 	m := a.toll.Begin()
 	taken, rights := 0, false
@@ -198,8 +203,8 @@ func (a *Alarm) LetGo() bool {
 	return err == nil && n == 1 && fds[0].Revents&unix.POLLHUP != 0
 }
 
-// Mute ends the rings once none is under way any more: later ones do nothing, and what the
-// client hears is the end. Nor does a second Mute do anything, or that of a nil alarm.
+// Mute ends the rings once none is under way any more: later ones do nothing, nothing of the
+// client's is heard, and what the client hears is the end. Nor does a second Mute do anything, or that of a nil alarm.
 func (a *Alarm) Mute() {
 	if a == nil || a.muted.Swap(true) {
 		return

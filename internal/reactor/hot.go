@@ -75,7 +75,9 @@ func (r *Reactor) Hot(p Poller) {
 }
 
 // Forget ends the polling of p without a word to it. On the reactor's thread it
-// is not called any more; from another one Sync waits until that is so.
+// is not called any more; from another one Sync waits until that is so. A Hot that another
+// thread has asked for and that is still to come, or asks for later, brings p back: a poller
+// that is over has to have no work then, and to sleep.
 func (r *Reactor) Forget(p Poller) {
 	if !r.OnThread() {
 		r.Do(func() { r.Forget(p) })

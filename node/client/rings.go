@@ -62,7 +62,7 @@ type ringSock struct {
 	grown         int64  // bytes that the ledger has more for it than at first
 	begun         bool   // the rings are served, and the client can be told things; before that nobody polls
 	early         error  // why it ends as soon as it begins; of the reactor's thread
-	closed        bool   // the engine's socket is
+	closed        bool   // the engine's socket is; written on the reactor's thread with the lock, so that either may read it
 	moved         bool   // the region is not the client's any more
 	freed         bool   // the region is gone, or about to be
 	hostile       error
@@ -100,6 +100,9 @@ const ringTurn = 64
 // Poll implements reactor.Poller: it serves the release ring, if something changed there, the
 // send ring, and the message that may be held until that is taken.
 func (r *ringSock) Poll(now time.Duration) (worked bool) {
+	if r.closed { // see Sleep
+		return false
+	}
 	posts, room, nudges := r.End.Look()
 	if nudges {
 		r.ringReaders()
@@ -150,8 +153,13 @@ func (r *ringSock) judge(err error) {
 }
 
 // Sleep declares that the daemon will not look any more until the doorbell
-// rings, and looks once more.
+// rings, and looks once more. A closed one sleeps whatever it has left behind: another thread's
+// Hot, asked for before close, brings it back for a moment, and its doorbell's descriptor may
+// be anything by then.
 func (r *ringSock) Sleep() bool {
+	if r.closed {
+		return true
+	}
 	if r.left && !r.blocked.Load() {
 		return false
 	}
