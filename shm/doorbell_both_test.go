@@ -113,6 +113,25 @@ func TestDoorbellBringsNoDescriptors(t *testing.T) {
 	}
 }
 
+// TestMutedDoorbellIsNotHeard: nothing is taken from the descriptor of one, for the number may be
+// another's by then.
+func TestMutedDoorbellIsNotHeard(t *testing.T) {
+	a, client, _ := watchedDoorbell(t)
+	defer unix.Close(client)
+	Ring(client)
+	there, err := unix.IoctlGetInt(a.FD(), unix.SIOCINQ)
+	if err != nil || there == 0 {
+		t.Fatal(there, err)
+	}
+	a.Mute()
+	if err := a.Hear(); err != nil {
+		t.Error(err)
+	}
+	if n, err := unix.IoctlGetInt(a.FD(), unix.SIOCINQ); err != nil || n != there {
+		t.Errorf("of %d bytes %d are left, %v", there, n, err)
+	}
+}
+
 // TestDoorbellTells: the client hears the end of a muted one, and keeps its end; the daemon
 // is told when nobody has that any more.
 func TestDoorbellTells(t *testing.T) {
