@@ -132,7 +132,9 @@ func (h *Local) write(s sending, most int) (more bool) {
 			s.link.dead = true // its reader will report it; nothing more is written
 		}
 		h.laneOf(p).lastTurn = now
-		more, ok = p.Wrote(now) && err == nil, false
+		// Also when that failed: the lane may have the next link by now, whose turn nobody else
+		// orders. Nothing is filled for one that is dead.
+		more, ok = p.Wrote(now), false
 		if more && most > 0 {
 			s, ok = h.fillBatch(now, p, b)
 			more = false

@@ -2,6 +2,7 @@ package datagram
 
 import (
 	"testing"
+	"time"
 
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/rds"
@@ -68,6 +69,36 @@ func TestTurnEndsForWhoQueuedBehindIt(t *testing.T) {
 	s.send(k, seamHigher, "second")
 	s.until("both leave", func() bool { _, _, _, n := l.state(); return n == 3 })
 	s.until("the turn is over", s.over)
+}
+
+// TestTurnThatFailsBehindItsLink: a write may fail when its link has ended already and the lane
+// has the next, which could order no turn meanwhile: the one that failed goes on there.
+func TestTurnThatFailsBehindItsLink(t *testing.T) {
+	s := newSeam(t, nil)
+	k := s.bind(rds.SocketOptions{})
+	l := s.kernel(k)
+	s.until("the turn is over", s.over)
+	p := s.lane(seamHigher)
+	s.h.Lock()
+	s.h.laneOf(p).lastTurn = -time.Hour // not busy: this thread writes
+	s.h.Unlock()
+	var next *fakeLink
+	l.mu.Lock()
+	l.acked = l.bytes
+	l.during = func() {
+		l.mu.Lock()
+		l.sendErr = errFake
+		l.mu.Unlock()
+		l.end(errFake)
+		next = s.dialled()
+		s.until("the lane has the next link", func() bool { return s.info(seamHigher).State == conn.Up })
+	}
+	l.mu.Unlock()
+	s.send(k, seamHigher, "second")
+	if next == nil {
+		t.Fatal("it was not written by this thread")
+	}
+	s.until("it is sent on the next link", func() bool { _, _, _, n := next.state(); return n == 1 })
 }
 
 // TestTurnOfAKernelEndsAtOnce: its TCP has to be asked what it acknowledged, which the end of
