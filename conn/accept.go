@@ -231,9 +231,11 @@ func (p *Lane) nextAttempt() uint64 {
 // poked deals with a connection by which the node with the larger address asks to be
 // connected to.
 func (p *Lane) poked(now time.Duration) {
+	// The peer wants a link, whatever this lane is about to do: one failed attempt, or a link
+	// that brings nothing, is not the end. A kernel asks but once for what it has queued.
+	p.wasUp = true
 	switch p.state {
 	case Down:
-		p.wasUp = true // the peer wants a link: one failed attempt is not the end
 		p.event(now, EvWant)
 	case Error:
 		// The peer is alive: do not sit out a long backoff, but keep some of it,
