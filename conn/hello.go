@@ -161,6 +161,11 @@ func (p *Lane) onHello(now time.Duration, x *wire.Handshake) error {
 			return errPeerRestarted
 		}
 	}
+	if c.kind == KindUnknown {
+		// The map we have is of a kernel, or of somebody who had the address and did not show
+		// what it was: an rdsd sends its own behind its Hello, and none when it is empty.
+		c.owner.Told(now, ToldMap, noCongestion[:])
+	}
 	c.kind, c.peerInc = KindRdsd, x.Hello.Incarnation
 	lanes, trains := min(c.cfg.Lanes, int(x.Hello.Lanes)), c.cfg.Trains && x.Hello.Caps&wire.CapTrains != 0
 	if c.nlanes != 0 && (c.nlanes != lanes || c.trains != trains) {
