@@ -119,8 +119,8 @@ type Conn struct {
 	// late is how much later than armed the last Tick came. If that is long this
 	// process stood still, and silence says nothing about the peer.
 	late time.Duration
-	// restartAt is before when another incarnation of the peer is not believed, see
-	// moveTime.
+	// restartAt is before when another incarnation of the peer, or another sort of peer, is
+	// not believed, see moveTime.
 	restartAt time.Duration
 	rtt       time.Duration // of the last handshake or heartbeat, 0: none
 }

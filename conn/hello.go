@@ -143,8 +143,7 @@ func (p *Lane) onHello(now time.Duration, x *wire.Handshake) error {
 	// Another sort of peer at the same address: its numbers and ours mean nothing to each
 	// other.
 	if c.kind.kernel() {
-		c.changed(now)
-		return errPeerChanged
+		return c.turned(now)
 	}
 	if c.peerInc != 0 && c.peerInc != x.Hello.Incarnation {
 		// The messages that wait for this peer were sorted again just now, for another
@@ -170,8 +169,7 @@ func (p *Lane) onHello(now time.Duration, x *wire.Handshake) error {
 	lanes, trains := min(c.cfg.Lanes, int(x.Hello.Lanes)), c.cfg.Trains && x.Hello.Caps&wire.CapTrains != 0
 	if c.nlanes != 0 && (c.nlanes != lanes || c.trains != trains) {
 		// Only a new incarnation may change its mind; restart has set nlanes to 0.
-		c.changed(now)
-		return errPeerChanged
+		return c.turned(now)
 	}
 	c.nlanes, c.trains = lanes, trains
 	// We did not know how many lanes the peer wants when this one was connected.
@@ -218,8 +216,7 @@ func (p *Lane) onKernel(now time.Duration, x *wire.Handshake, reply bool) error 
 	c := p.c
 	// See onHello.
 	if c.kind == KindRdsd {
-		c.changed(now)
-		return errPeerChanged
+		return c.turned(now)
 	}
 	if !c.may().place {
 		return errNoKernel
@@ -396,6 +393,16 @@ func (p *Lane) noAnswer(now time.Duration) {
 		c.nlanes = max(c.nlanes, 1)
 		p.become(now)
 	}
+}
+
+// turned is changed as often as a peer may have it: like another incarnation (onHello), each
+// change sorts again all that waits for the peer.
+func (c *Conn) turned(now time.Duration) error {
+	if now < c.restartAt {
+		return errRestarts
+	}
+	c.changed(now)
+	return errPeerChanged
 }
 
 // changed starts over with a peer that turned into another sort of peer:

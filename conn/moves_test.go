@@ -169,6 +169,67 @@ func TestRestartsAreSpaced(t *testing.T) {
 	}
 }
 
+// TestChangesOfKindAreSpaced: nor does it turn into a kernel, or change its mind in another way, as
+// often as it likes.
+func TestChangesOfKindAreSpaced(t *testing.T) {
+	const waiting = 3000
+	w, p := flipped(t, waiting)
+	link := func(frames ...string) (err error) { // a new one
+		p.Drop(w.now, errors.New("asked to"))
+		w.settle()
+		for _, s := range []string{"lost 0", "accept 40000"} {
+			w.step(strings.Fields(s))
+			w.settle()
+		}
+		for _, f := range frames {
+			if err = w.recvOne(p, f); err != nil {
+				return err
+			}
+			w.settle()
+		}
+		return nil
+	}
+	hello := func(lanes int) []string {
+		return []string{fmt.Sprintf("probe seq=1 npaths=1 hello=78/%d/7", lanes), fmt.Sprintf("answer received=0 npaths=1 hello=78/%d/7", lanes)}
+	}
+	const data = "data 4000>5000 seq=1 len=5"
+	changes := []struct {
+		name   string
+		frames []string
+	}{
+		{"data first", []string{data}},
+		{"a kernel's ping", []string{"probe seq=1 npaths=8"}},
+		{"no trains", []string{hello(1)[0] + "/1"}},
+	}
+	if err := link(data); !errors.Is(err, errPeerChanged) {
+		t.Fatalf("a kernel where an rdsd was: %v", err)
+	}
+	for _, c := range changes {
+		if err := link(hello(1)...); err != nil || p.queue.n <= heldFew {
+			t.Fatalf("an rdsd: %v, %d are queued", err, p.queue.n)
+		}
+		if err := link(c.frames...); !errors.Is(err, errRestarts) {
+			t.Errorf("%s, at once: %v", c.name, err)
+		}
+		w.advance(w.c.restartAt - w.now)
+		if err := link(c.frames...); !errors.Is(err, errPeerChanged) {
+			t.Errorf("%s, later: %v", c.name, err)
+		}
+	}
+	// A kernel that is known, and a Hello in its place.
+	kernel := func() error { return link("probe seq=1 npaths=8", "answer seq=2 npaths=8") }
+	if err := kernel(); err != nil || w.c.kind != KindKernelLegacy {
+		t.Fatalf("a kernel: %v, %v", err, w.c.kind)
+	}
+	if err := link(hello(1)...); !errors.Is(err, errRestarts) {
+		t.Errorf("an rdsd where a kernel is, at once: %v", err)
+	}
+	w.advance(w.c.restartAt - w.now)
+	if err := link(hello(1)...); !errors.Is(err, errPeerChanged) {
+		t.Errorf("an rdsd where a kernel is, later: %v", err)
+	}
+}
+
 // TestNothingIsHeldAfterCancel: a long hold that waits for its turn to be moved ends with
 // its last message, at once, so that what is sent next does not wait behind nothing.
 func TestNothingIsHeldAfterCancel(t *testing.T) {

@@ -76,8 +76,7 @@ func (p *Lane) receive(now time.Duration, f *transport.Frame) error {
 		// An rdsd's first frame is a handshake, so this is a kernel at its address, or a
 		// stranger: our state of its sequences is not about this peer.
 		if rdsd && kind != wire.KindProbe && kind != wire.KindProbeReply {
-			c.changed(now)
-			return errPeerChanged
+			return c.turned(now)
 		}
 	}
 	p.lastRx = now
