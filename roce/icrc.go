@@ -24,7 +24,7 @@ const maxPacket = MaxPayload + MaxHeader
 // Over IPv4 the identification is covered. Nobody else knows it who has a plain socket, and
 // these rules follow:
 //
-//   - A socket that is not connected and has IP_MTU_DISCOVER = DO sends identification 0
+//   - A socket that is not connected and has IP_MTU_DISCOVER = DO or PROBE sends identification 0
 //     with the don't-fragment bit. A burst of one system call (UDP_SEGMENT) that the kernel
 //     cuts has identification i in its i-th packet, from 0 on. So a sender knows it.
 //   - A receiver is not told. Check finds the identification with which the CRC is right;

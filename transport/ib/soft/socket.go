@@ -84,12 +84,14 @@ func (s *socket) bind(addr netip.Addr) error {
 
 func (s *socket) setOptions(addr netip.Addr, buffer int) error {
 	type option struct{ level, name, value int }
-	// Don't fragment: a fragment carries an identification, which the invariant CRC covers.
-	must := []option{{unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO}}
+	// Don't fragment: a fragment carries an identification, which the invariant CRC covers. And not
+	// what ICMP says of the path (DO): anybody may say so of any path, from his own address, and
+	// nothing but small packets would leave for ten minutes.
+	must := []option{{unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE}}
 	if addr.Is6() {
 		must = []option{
 			{unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1},
-			{unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DO},
+			{unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_PROBE},
 			// rxe and cards send checksum 0, which UDP over IPv6 does not take by itself. What the
 			// checksum covers the invariant CRC covers as well.
 			{unix.SOL_UDP, unix.UDP_NO_CHECK6_RX, 1},
