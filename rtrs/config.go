@@ -144,10 +144,10 @@ type ServerConfig struct {
 	TrimAfter      time.Duration // unused so long, a chunk's pages are given back; 10 s
 	MaxSessions    int           // 256
 	MaxPaths       int           // of a session, 1 to 128; 8
-	// MaxConns is the most connections of all paths together, those that an unfinished path has
-	// said it will make included, 1 to 1 Mi; 32 Ki. One address has at most half of them. A
-	// path may have as many as the protocol has, 4096: a kernel makes one for each processor,
-	// and one.
+	// MaxConns is the most connections of all paths together, those made of unfinished paths
+	// included, 1 to 1 Mi; 32 Ki. One address has at most half of them. Where there are as many,
+	// the oldest path that has made some and said nothing makes room. A path may have as many as
+	// the protocol has, 4096: a kernel makes one for each processor, and one.
 	MaxConns int
 }
 

@@ -146,14 +146,11 @@ func (s *Server) admit(c *ServerCon, r *rtrswire.ConnReq, fences bool, local, re
 		return errnoReplaced, ErrReplaced
 	}
 	// One walk: is the session known, how many other paths has it, and is one of them between the
-	// same addresses; how many are there that have not said whose they are, and how many
-	// connections are there, in all and from this address.
-	known, others, same, unnamed, from, conns, consFrom := false, 0, false, 0, 0, 0, 0
+	// same addresses; how many are there that have not said whose they are; and is the attempt under
+	// way that this is another connection of.
+	var mine *ServerPath
+	known, others, same, unnamed, from := false, 0, false, 0, 0
 	for _, p := range s.paths {
-		conns += len(p.cons)
-		if p.Remote.Addr() == remote.Addr() {
-			consFrom += len(p.cons)
-		}
 		switch {
 		case p.session != r.Session:
 			if p.ses == nil {
@@ -167,18 +164,11 @@ func (s *Server) admit(c *ServerCon, r *rtrswire.ConnReq, fences bool, local, re
 			known = known || p.state == Connected
 			same = same || p.state < Closing && p.Local.Addr() == local.Addr() && p.Remote.Addr() == remote.Addr()
 		case p.attempt == r.Attempt:
-			// This is another connection of an attempt under way: it has to be of the same shape, from
-			// the same address, and not made yet.
+			// Its connections have to be of the same shape, from the same address, and not made yet.
 			if p.state != Connecting || int(r.Conn) >= len(p.cons) || len(p.cons) != int(r.Conns) || p.cons[r.Conn].ServerCon != nil || p.Remote.Addr() != remote.Addr() {
 				return errnoReset, fmt.Errorf("%w: connection %d of %d of a path that is %v and has %d", ErrProtocol, r.Conn, r.Conns, p.state, len(p.cons))
 			}
-			c.Path, p.cons[r.Conn].ServerCon = p, c
-			if !p.fences {
-				// A kernel takes its time for each of them.
-				p.at = s.now + p.patience()
-				s.arm(p.at)
-			}
-			return 0, nil
+			mine = p
 		// Attempts wrap around at 16 bits, so the sign of the difference says which is the
 		// newer.
 		case int16(r.Attempt-p.attempt) < 0:
@@ -187,14 +177,27 @@ func (s *Server) admit(c *ServerCon, r *rtrswire.ConnReq, fences bool, local, re
 			known = known || p.state == Connected
 		}
 	}
+	load := s.load(remote.Addr())
+	if mine != nil {
+		if !s.makeRoom(load, remote.Addr(), mine) {
+			return errnoTooMany, rdserr.With(ErrTooMany, "connection %d of a path of %d, %v: too many", r.Conn, r.Conns, load)
+		}
+		mine.add(c)
+		if !mine.fences {
+			// A kernel takes its time for each of them.
+			mine.at = s.now + mine.patience()
+			s.arm(mine.at)
+		}
+		return 0, nil
+	}
 	// A path that has not yet named its session costs its sender nothing: one address may have at
-	// most half of the places, and of the connections, which count as soon as they are announced.
+	// most half of the places, and of the connections.
 	most, n := max(64, s.cfg.MaxSessions), int(r.Conns)
 	switch {
 	case others >= s.cfg.MaxPaths || from >= most/2:
 		return errnoTooMany, rdserr.With(ErrTooMany, "%d other paths, and %d from %v that are not of any session yet: too many", others, from, remote.Addr())
-	case conns+n > s.cfg.MaxConns || consFrom+n > (s.cfg.MaxConns+1)/2:
-		return errnoTooMany, rdserr.With(ErrTooMany, "a path of %d connections beside %d, of them %d from %v; %d are allowed, half of them from one address", n, conns, consFrom, remote.Addr(), s.cfg.MaxConns)
+	case load.sure+n > load.most || load.sureFrom+n > load.mostFrom:
+		return errnoTooMany, rdserr.With(ErrTooMany, "a path of %d connections, %v: too many", n, load)
 	case r.Conn != 0:
 		return errnoReset, rdserr.With(rdserr.ErrReset, "connection %d of a path whose connection 0 was lost, or never made", r.Conn)
 	// A path that leads to the wrong server by mistake must not begin a session here.
@@ -208,6 +211,10 @@ func (s *Server) admit(c *ServerCon, r *rtrswire.ConnReq, fences bool, local, re
 	case unnamed >= most && !s.crowdOut(from):
 		return errnoTooMany, rdserr.With(ErrTooMany, "%d paths are not of any session yet: too many", unnamed)
 	}
+	// Who was crowded out has made room for connections, too.
+	if load = s.load(remote.Addr()); !s.makeRoom(load, remote.Addr(), nil) {
+		return errnoTooMany, rdserr.With(ErrTooMany, "%v: too many", load)
+	}
 	for _, p := range s.paths {
 		if p.session == r.Session && p.uuid == r.Path && p.state < Closing {
 			p.lose(nil)
@@ -216,8 +223,7 @@ func (s *Server) admit(c *ServerCon, r *rtrswire.ConnReq, fences bool, local, re
 	p := &ServerPath{Local: local, Remote: remote, s: s, session: r.Session, uuid: r.Path, attempt: r.Attempt, fences: fences,
 		state: Connecting, since: s.now, cons: make([]serverCon, r.Conns)}
 	p.at = s.now + p.patience()
-	p.cons[0].ServerCon = c
-	c.Path = p
+	p.add(c)
 	s.paths = append(s.paths, p)
 	s.arm(p.at)
 	return 0, nil
@@ -226,7 +232,8 @@ func (s *Server) admit(c *ServerCon, r *rtrswire.ConnReq, fences bool, local, re
 // crowdOut gives up the oldest path that is of no session yet, of the address that has most of them,
 // and reports whether it did. Over a device nobody tells of a client that is no more, so that its
 // paths stay for as long as a slow one may take. The address of the newcomer has from of them: who has
-// as many, or a single one, is not made room for.
+// as many is not made room for. Where nobody has more than one, as with requests in many false
+// names, the oldest makes room for a first one that has shown nothing yet but the wish to be made.
 func (s *Server) crowdOut(from int) bool {
 	of := map[netip.Addr]int{}
 	for _, p := range s.paths {
@@ -240,11 +247,79 @@ func (s *Server) crowdOut(from int) bool {
 			oldest = p
 		}
 	}
-	if oldest == nil || of[oldest.Remote.Addr()] <= from+1 {
+	if oldest != nil && from == 0 && of[oldest.Remote.Addr()] == 1 {
+		oldest = s.unproven(netip.Addr{}, nil)
+	} else if oldest != nil && of[oldest.Remote.Addr()] <= from+1 {
+		oldest = nil
+	}
+	if oldest == nil {
 		return false
 	}
 	oldest.lose(rdserr.With(ErrTooMany, "made room: %v has %d paths that are of no session yet", oldest.Remote.Addr(), of[oldest.Remote.Addr()]))
 	return true
+}
+
+// load is how many connections were made, in all and from one address, how many of those are of
+// paths that nobody makes room with, and how many there may be.
+type load struct{ all, from, sure, sureFrom, most, mostFrom int }
+
+func (l load) String() string {
+	return fmt.Sprintf("beside %d connections, of them %d from its address, where %d and %d are allowed", l.all, l.from, l.most, l.mostFrom)
+}
+
+// load counts those that were made, not those that were announced: to announce 4,096 costs one
+// packet, and over a device that one may come in anybody's name. What is being closed of a path
+// that never was of a session is as good as gone.
+func (s *Server) load(from netip.Addr) load {
+	l := load{most: s.cfg.MaxConns, mostFrom: (s.cfg.MaxConns + 1) / 2}
+	for _, p := range s.paths {
+		if p.ses == nil && p.state >= Closing {
+			continue
+		}
+		sure, his := p.state != Connecting, p.Remote.Addr() == from
+		l.all += p.made
+		if sure {
+			l.sure += p.made
+		}
+		if his {
+			l.from += p.made
+		}
+		if sure && his {
+			l.sureFrom += p.made
+		}
+	}
+	return l
+}
+
+// makeRoom reports whether there is room for one more connection from an address, of path p, or of
+// a new one. Where there is none, the oldest path that has shown nothing yet is given up: of that
+// address if it has its share.
+func (s *Server) makeRoom(l load, from netip.Addr, p *ServerPath) bool {
+	var oldest *ServerPath
+	switch {
+	case l.from >= l.mostFrom:
+		oldest = s.unproven(from, p)
+	case l.all >= l.most:
+		oldest = s.unproven(netip.Addr{}, p)
+	default:
+		return true
+	}
+	if oldest == nil {
+		return false
+	}
+	oldest.lose(rdserr.With(ErrTooMany, "made room with %d connections: %v", oldest.made, l))
+	return true
+}
+
+// unproven is the oldest path, but one, that has not brought an INFO_REQ, which takes a client that
+// hears what is answered: of an address, or of any. nil: there is none.
+func (s *Server) unproven(of netip.Addr, but *ServerPath) *ServerPath {
+	for _, p := range s.paths {
+		if p.state == Connecting && p != but && (!of.IsValid() || p.Remote.Addr() == of) {
+			return p
+		}
+	}
+	return nil
 }
 
 // Sessions and Paths are those there are. The slices are new.

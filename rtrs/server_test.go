@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -56,20 +57,29 @@ func TestConnectRefused(t *testing.T) {
 		"an older attempt":       {func(f *fakeServer) { f.up(a); b := a; b.attempt = 2; f.dial(b, 0, 2) }, syscall.ECONNRESET},
 		"from another address":   {func(f *fakeServer) { f.dial(a, 0, 2); b := a; b.addr = 9; f.dial(b, 1, 2) }, syscall.ECONNRESET},
 		"too many connections": {func(f *fakeServer) {
-			f.s.cfg.MaxConns = 300 // half of them for one address
-			f.dial(a, 0, 150)
+			f.s.cfg.MaxConns = 4 // half of them for one address
+			f.up(a)
 			b := a
 			b.path, b.addr = 2, 2
-			f.dial(b, 0, 150)
-			b.path, b.addr = 3, 3
+			f.up(b)
+			b.session, b.path, b.addr = 3, 3, 3
 			f.dial(b, 0, 1)
 		}, syscall.EMFILE},
 		"too many of them from one place": {func(f *fakeServer) {
-			f.s.cfg.MaxConns = 300
-			f.dial(a, 0, 100)
+			f.s.cfg.MaxConns = 6
+			f.up(a)
 			b := a
 			b.path = 2
-			f.dial(b, 0, 51)
+			f.dial(b, 0, 2)
+		}, syscall.EMFILE},
+		"more than there may be": {func(f *fakeServer) {
+			f.s.cfg.MaxConns = 300
+			f.dial(a, 0, 151)
+		}, syscall.EMFILE},
+		"another connection of too many": {func(f *fakeServer) {
+			f.dial(a, 0, 3)
+			f.s.cfg.MaxConns = 1
+			f.dial(a, 1, 3)
 		}, syscall.EMFILE},
 		"a kernel's path between the same addresses": {func(f *fakeServer) {
 			k := a
@@ -95,7 +105,7 @@ func TestConnectRefused(t *testing.T) {
 			f.dial(b, 0, 2)
 		}, syscall.EMFILE},
 		"too many from one place": {func(f *fakeServer) { many(f, 33, func(int) byte { return 1 }) }, syscall.EMFILE},
-		"too many at once":        {func(f *fakeServer) { many(f, 65, func(i int) byte { return byte(i) }) }, syscall.EMFILE},
+		"too many at once":        {func(f *fakeServer) { many(f, 65, func(i int) byte { return byte(i % 64) }) }, syscall.EMFILE},
 		"closed":                  {func(f *fakeServer) { f.s.Close(0); f.dial(a, 0, 2) }, syscall.ESHUTDOWN},
 	}
 	for name, c := range cases {
@@ -146,6 +156,61 @@ func TestCrowdedOut(t *testing.T) {
 	}
 	if err := first[0].Info().Err; !errors.Is(err, ErrTooMany) {
 		t.Errorf("the first went because of %v", err)
+	}
+}
+
+// TestRequestsInFalseNames: who only asks, in whatever names, and says nothing further, keeps nobody
+// out: what it announces does not count, and the oldest that it has makes room.
+func TestRequestsInFalseNames(t *testing.T) {
+	cfg := smallServer
+	cfg.MaxSessions = 64
+	newcomer := someone{session: 100, path: 1, attempt: 1, addr: 100, name: "c"}
+	for name, c := range map[string]struct {
+		maxConns int // 0: as many as there may be
+		ask      func(f *fakeServer)
+		from     byte // the newcomer's address
+		gone     []int
+	}{
+		"four times 4096 connections of each of two addresses": {0, func(f *fakeServer) {
+			for i := range byte(8) {
+				f.dial(someone{session: i, path: 1, attempt: 1, addr: 1 + i%2}, 0, 4096)
+			}
+		}, 100, nil},
+		"a path of each of 64 addresses": {0, func(f *fakeServer) { many(f, 64, func(i int) byte { return byte(i) }) }, 100, []int{0}},
+		"all connections": {8, func(f *fakeServer) {
+			for i := range byte(4) {
+				for conn := range uint16(2) {
+					f.dial(someone{session: i, path: 1, attempt: 1, addr: i}, conn, 3)
+				}
+			}
+		}, 100, []int{0}}, // with two connections
+		"all of the newcomer's address": {8, func(f *fakeServer) {
+			for i := range byte(5) {
+				f.dial(someone{session: i, path: 1, attempt: 1, addr: min(i, 1)}, 0, 3)
+			}
+		}, 1, []int{1, 2}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg.MaxConns = c.maxConns
+			f := newFakeServer(t, cfg)
+			c.ask(f)
+			old := f.s.Paths()
+			if len(f.rejected) > 0 {
+				t.Fatalf("rejected with %v before anybody comes", f.rejected)
+			}
+			newcomer.addr = c.from
+			f.up(newcomer)
+			var gone []int
+			for i, p := range old {
+				if p.State() >= Closing {
+					gone = append(gone, i)
+					wantErr(t, p.Info().Err, ErrTooMany)
+				}
+			}
+			if !slices.Equal(gone, c.gone) {
+				t.Errorf("of %d that only asked %v were given up, want %v", len(old), gone, c.gone)
+			}
+		})
 	}
 }
 

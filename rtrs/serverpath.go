@@ -44,6 +44,7 @@ type ServerPath struct {
 	// With NoInvalidate one key is for all, and lasts.
 	keys  []rtrswire.Desc
 	cons  []serverCon // as many as the CON_REQ says; nil inside: not made yet
+	made  int         // of cons
 	beat  heartbeat
 	asked bool // a REST was sent on it that is not answered yet
 
@@ -56,6 +57,12 @@ type ServerPath struct {
 type serverCon struct {
 	*ServerCon
 	sends
+}
+
+// add makes connection c of p.
+func (p *ServerPath) add(c *ServerCon) {
+	c.Path, p.cons[c.Num].ServerCon = p, c
+	p.made++
 }
 
 // farewell is how long a client has to read why it is refused.
