@@ -107,7 +107,9 @@ func (q *QP) received(n int) {
 // progress notes that the peer has received something that it had not before.
 func (q *QP) progress(now time.Duration) {
 	r := &q.req
-	q.stats.GapsClosed += uint64(min(r.retry.backs, 2))
+	gaps := uint64(min(r.retry.backs, 2))
+	q.stats.GapsClosed += gaps
+	q.dev.gaps += gaps
 	r.retry.backs = 0
 	gone := 0
 	for gone < r.reading && r.reads[gone].Sub(r.unacked) <= 0 {

@@ -73,6 +73,7 @@ type Device struct {
 
 	lent   *Burst // made by Fill, and not Sent yet
 	stats  Counters
+	gaps   uint64 // GapsClosed of all queue pairs there were
 	drops  [NumDropReasons]uint64
 	in     Flow // of the last packet received
 	from   netip.AddrPort
@@ -126,6 +127,9 @@ func (d *Device) Counters() Counters {
 	}
 	return sum
 }
+
+// Gaps is GapsClosed of Counters, without a look at any queue pair.
+func (d *Device) Gaps() uint64 { return d.gaps }
 
 // Drops are how many packets were not taken, by reason.
 func (d *Device) Drops() [NumDropReasons]uint64 { return d.drops }

@@ -44,7 +44,18 @@ func TestLossCostsLittle(t *testing.T) {
 				done++
 			}
 		}
-		return p.now, p.a.Counters()
+		gaps := p.A.dev.Gaps()
+		if all := p.A.dev.Counters().GapsClosed; gaps != all || loss > 0 && gaps == 0 {
+			t.Errorf("%d gaps were closed, and the queue pairs have counted %d", gaps, all)
+		}
+		c = p.a.Counters()
+		if err := p.a.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if all := p.A.dev.Counters().GapsClosed; p.A.dev.Gaps() != gaps || all != gaps {
+			t.Errorf("%d gaps were closed, %d are known, and %d counted, when the queue pair has gone", gaps, p.A.dev.Gaps(), all)
+		}
+		return p.now, c
 	}
 	good, _ := run(0)
 	bad, c := run(0.001)

@@ -323,7 +323,11 @@ func (d *Device) change(p port, err error) {
 	if d.gone || d.port != p {
 		d.beginGSO()
 	}
+	fell := p.mtu < d.port.mtu
 	d.gone, d.port = false, p
+	if !fell {
+		return
+	}
 	// Those whose packets pass no more would find out by silence.
 	for _, q := range d.pairs() {
 		if q.mtu > p.mtu {

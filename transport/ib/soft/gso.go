@@ -31,7 +31,7 @@ func (d *Device) judgeGSO() {
 	if !o.gso || sent-o.trial.bursts < trialBursts {
 		return
 	}
-	failed := d.dev.Counters().GapsClosed
+	failed := d.dev.Gaps()
 	if (failed-o.trial.failed)*trialBursts >= (sent-o.trial.bursts)*trialFailed {
 		d.endGSO()
 	}
