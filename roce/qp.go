@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"time"
+	"unsafe"
 )
 
 // State is where a queue pair is in its life.
@@ -144,6 +145,17 @@ func (p *Peer) check(c *Config) error {
 		return fmt.Errorf("%w: timeout code %d and retry counts %d and %d, want up to 31, 7 and 7", ErrConfig, p.Timeout, p.Retry, p.RNRRetry)
 	}
 	return nil
+}
+
+// QPBytes is what NewQP takes for a queue pair: itself, its place among those of the device, of
+// which Go's maps may have twice as many as are in use, and its rings.
+func QPBytes(cfg QPConfig) int {
+	const (
+		itself  = int(unsafe.Sizeof(QP{}) + 2*(unsafe.Sizeof(uint32(0))+unsafe.Sizeof((*QP)(nil))))
+		forSend = int(unsafe.Sizeof(send{}) + unsafe.Sizeof(Completion{}))
+		forRecv = int(unsafe.Sizeof(Recv{}) + unsafe.Sizeof(Completion{}))
+	)
+	return itself + cfg.Sends*forSend + cfg.Recvs*forRecv
 }
 
 func newQP(d *Device, number uint32, cfg QPConfig) *QP {

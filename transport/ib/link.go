@@ -85,9 +85,13 @@ func newLink(d *domain, attr transport.LinkAttr, remote netip.AddrPort) (*link, 
 	l := &link{p: p, d: d, remote: remote, recvs: min(max(attr.Recvs, 1), p.info.MaxRecvs)}
 	l.again, l.fault = l.turn, l.Fault
 	sends := min(max(attr.Sends, 1), p.info.MaxSends, maxPlaces)
+	queues := QPConfig{Sends: sends, Recvs: l.recvs}
 	err := l.reserve(sends)
+	if err == nil && p.info.QPBytes != nil {
+		err = l.grow(p.info.QPBytes(queues))
+	}
 	if err == nil {
-		l.qp, err = d.d.NewQP(QPConfig{Sends: sends, Recvs: l.recvs}, l)
+		l.qp, err = d.d.NewQP(queues, l)
 	}
 	if err != nil {
 		l.free()

@@ -57,7 +57,10 @@ type Info struct {
 	MTU  int // of a packet's payload in bytes: 256 to 4096
 	// MaxSends and MaxRecvs are the largest queues that a queue pair can have.
 	MaxSends, MaxRecvs int
-	Caps               Caps
+	// QPBytes is what a queue pair takes of this process's memory, for whom it is charged to; nil:
+	// nothing.
+	QPBytes func(QPConfig) int
+	Caps    Caps
 }
 
 // Caps is what devices differ in. What is false is not promised.

@@ -245,7 +245,7 @@ func (d *Device) Info() ib.Info {
 	defer d.mu.Unlock()
 	return ib.Info{
 		Name: d.name(), Addr: d.cfg.Addr, MTU: d.port.mtu, MaxSends: roce.MaxQueue, MaxRecvs: roce.MaxQueue,
-		Caps: caps,
+		QPBytes: qpBytes, Caps: caps,
 	}
 }
 

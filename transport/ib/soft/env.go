@@ -78,7 +78,7 @@ func (e *env) Refund(peer netip.Addr) {
 }
 
 // connBytes is about what a peer that dials costs until it is a queue pair.
-const connBytes = 1024
+const connBytes = cm.ConnBytes
 
 // Asked has a listener asked.
 func (e *env) Asked(c *cm.Conn) {

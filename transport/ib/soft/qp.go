@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -110,6 +111,11 @@ type queuePair struct {
 	told   bool     // Ended is, or was
 	over   bool     // Disconnect was called
 	closed bool
+}
+
+// qpBytes is what NewQP takes.
+func qpBytes(cfg ib.QPConfig) int {
+	return int(unsafe.Sizeof(queuePair{})) + roce.QPBytes(roce.QPConfig{Sends: max(cfg.Sends, 1), Recvs: max(cfg.Recvs, 1)})
 }
 
 // NewQP makes a queue pair, in which receives can be posted.

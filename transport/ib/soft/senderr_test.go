@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rdsd/rdsd/internal/await"
+	"github.com/rdsd/rdsd/roce"
 	"github.com/rdsd/rdsd/transport/ib"
 )
 
@@ -134,6 +135,15 @@ func TestLinkLocal(t *testing.T) {
 	_, err := lo.Dial(ctx, netip.AddrPort{}, netip.MustParseAddrPort("[fe80::2]:1234"), newEnd(t, lo, depths).q, ib.Param{})
 	if err == nil || !strings.Contains(err.Error(), "link-local") {
 		t.Errorf("from ::1: %v", err)
+	}
+}
+
+// TestMemoryOfQueuePairs: a device says what a queue pair takes: its rings, and this package's part.
+func TestMemoryOfQueuePairs(t *testing.T) {
+	d := open(t, local(2), nil, nil)
+	core := roce.QPBytes(roce.QPConfig{Sends: 256, Recvs: 576})
+	if n := d.Info().QPBytes(ib.QPConfig{Sends: 256, Recvs: 576}); n <= core || n > core+1024 {
+		t.Errorf("%d bytes, of which the core has %d", n, core)
 	}
 }
 
