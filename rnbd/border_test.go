@@ -239,13 +239,13 @@ func TestBootOfItsOwn(t *testing.T) {
 	w.export(exp)
 	e := w.client("c")
 	v := e.mustMap("d", rw)
-	before := v.Verifier()
+	before := v.Kept().Verifier
 	e.cut()
 	w.run()
 	w.restart(ServerConfig{}, exp)
 	e.connect()
-	if v.Verifier() == before || before == 0 {
-		t.Errorf("the verifier is %#x, and was %#x", v.Verifier(), before)
+	if v.Kept().Verifier == before || before == 0 {
+		t.Errorf("the verifier is %#x, and was %#x", v.Kept().Verifier, before)
 	}
 }
 

@@ -34,6 +34,10 @@ type ClientEnv interface {
 	// Changed tells that Info of v is another one now, because the volume was resized or is
 	// served by another server.
 	Changed(v *Volume, info *blk.Info)
+	// Keep tells that Volume.Kept is another one now, to be written down soon.
+	Keep(v *Volume)
+	// Note asks to have Volume.Kept written down now; Volume.Noted follows (ClientConfig.Notes).
+	Note(v *Volume)
 	// Event tells what happened, for logs and watchers.
 	Event(e ClientEvent)
 }
@@ -84,6 +88,8 @@ type ClientConfig struct {
 	// AskEvery is how often an rdsd is asked whether the volume was resized; 5 s.
 	// Negative: never. (A kernel tells when it is opened again.)
 	AskEvery time.Duration
+	// Notes says that what the environment is told to keep outlives the process.
+	Notes bool
 }
 
 // Client maps volumes of one server over one session.
@@ -153,14 +159,10 @@ func NewClient(cfg ClientConfig, env ClientEnv, rt Carrier) *Client {
 // Map maps a volume of the server. ClientEnv.Mapped follows, as soon as there is a path and
 // the server has answered; a caller that has waited enough calls Unmap.
 func (c *Client) Map(now time.Duration, name string, access rnbdwire.Access) (*Volume, error) {
-	return c.MapAgain(now, name, access, 0)
+	return c.newVolume(now, name, access, nil)
 }
 
-// MapAgain is Map for a user that goes on using the volume as if it had been mapped all the
-// time: a device of the kernel that outlived the daemon. verifier is the former value of
-// Volume.Verifier. If completed writes may have been lost since, no flush succeeds; if all
-// was lost, or another session had it for writing, Mapped gets ErrStale.
-func (c *Client) MapAgain(now time.Duration, name string, access rnbdwire.Access, verifier uint64) (*Volume, error) {
+func (c *Client) newVolume(now time.Duration, name string, access rnbdwire.Access, former *Kept) (*Volume, error) {
 	o := rnbdwire.Open{Access: access, Name: name}
 	if _, err := o.Append(nil); err != nil {
 		return nil, rdserr.With(rdserr.ErrInvalid, "volume %.40q, access %v: %v", name, access, err)
@@ -174,7 +176,7 @@ func (c *Client) MapAgain(now time.Duration, name string, access rnbdwire.Access
 			return nil, rdserr.With(ErrExists, "volume %q is mapped already over this session", name)
 		}
 	}
-	v := &Volume{c: c, name: name, access: access, wantVerifier: verifier, since: now, askAt: Never}
+	v := &Volume{c: c, name: name, access: access, former: former, since: now, askAt: Never}
 	v.admin.v = v
 	c.volumes = append(c.volumes, v)
 	v.pump(now)
@@ -233,7 +235,7 @@ func (c *Client) stale(now time.Duration, a *admin) {
 	// closed.
 	if a.kind == rnbdwire.OpenType && a.req.Err == nil && a.v.state == Unmapped {
 		if rsp, err := rnbdwire.ParseOpenRsp(a.rsp[:]); err == nil {
-			a.v.id, a.v.openAtServer = rsp.DeviceID, true
+			a.v.id, a.v.openAtServer = rsp.DeviceID, !a.v.leaving
 		}
 	}
 	a.v.pump(now)

@@ -337,58 +337,6 @@ func TestAnotherWriterTookOverBeforeARestart(t *testing.T) {
 	}
 }
 
-// TestMapAgain: who goes on with a volume over a restart of its own learns of
-// what happened to it meanwhile.
-func TestMapAgain(t *testing.T) {
-	for _, c := range []struct {
-		what     string
-		volatile bool
-		boot     uint64 // afterwards; 1 before
-		other    bool   // another session wrote
-		open     error
-		flush    error
-	}{
-		{what: "nothing", boot: 1},
-		{what: "the server was started again", boot: 2, flush: blk.ErrSyncFailed},
-		{what: "memory was lost", boot: 1, volatile: true, open: ErrStale},
-		{what: "another writer", boot: 1, other: true, open: ErrStale},
-	} {
-		w := newWorld(t, ServerConfig{Boot: 1})
-		exp := &Export{Name: "d", Device: newRecorder(cached), Volatile: c.volatile}
-		w.export(exp)
-		e := w.client("c")
-		v := e.mustMap("d", rw)
-		verifier := v.Verifier()
-		if verifier == 0 {
-			t.Fatal("no verifier")
-		}
-		e.cut()
-		w.run()
-		if c.boot != 1 || c.volatile {
-			w.restart(ServerConfig{Boot: c.boot}, &Export{Name: "d", Device: exp.Device, Volatile: c.volatile})
-		}
-		if c.other {
-			b := w.client("b")
-			if err := b.mustMap("d", rw).Unmap(w.now); err != nil {
-				t.Fatal(err)
-			}
-			w.run()
-		}
-		e = w.client("c") // the daemon that was started again
-		v, err := e.c.MapAgain(w.now, "d", rw, verifier)
-		if err != nil {
-			t.Fatal(err)
-		}
-		w.run()
-		wantErr(t, c.what, e.mapped[v], c.open)
-		if c.open == nil {
-			wantErr(t, c.what+": flush", e.flush(v), c.flush)
-		} else if len(w.srv.Open()) != 0 {
-			t.Errorf("%s: it is still open at the server", c.what)
-		}
-	}
-}
-
 // TestStartedAgainTwice: what the server was when the volume was opened last is what
 // counts, not what it was when it was mapped: a second cut without a restart loses
 // nothing, and a second restart is noticed.

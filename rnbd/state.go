@@ -61,6 +61,7 @@ type transition struct {
 // volumeTable is the whole life of a volume. A move that is not there does not happen.
 var volumeTable = []transition{
 	{Init, Open, "the server has opened it"},
+	{Init, Closed, "the server has opened it, and it is not what an earlier process had"},
 	{Init, Unmapped, "the server refuses it; unmapped"},
 	{Open, Closed, "the session has no path any more; the server has taken the volume from it"},
 	{Open, Unmapped, "unmapped"},
@@ -119,9 +120,9 @@ func init() {
 		}, (*Volume).sendOpen}
 	// Otherwise the server would keep a volume open that is no longer used here. Requests
 	// go first: one behind a CLOSE would be answered as an error.
-	releases := duty{"CLOSE", "closed for good, the server has it open, and no request is with the session",
+	releases := duty{"CLOSE", "closed for good, and that is written down if it is for another's writes; the server has it open, and no request is with the session",
 		func(v *Volume, _ time.Duration) bool {
-			return v.mayAsk() && v.failed != nil && v.openAtServer && v.inflight == 0
+			return v.mayAsk() && v.failed != nil && !v.noting && v.openAtServer && v.inflight == 0
 		}, (*Volume).sendClose}
 	// Without a path the server cannot be told, and closes its open volumes with the
 	// session.

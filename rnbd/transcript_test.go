@@ -258,7 +258,13 @@ func (p *program) mapOne(e *end, name string) {
 	if p.world.rnd.Intn(4) == 0 {
 		verifier = 5
 	}
-	v, err := e.c.MapAgain(p.now, name, access, verifier)
+	var v *Volume
+	var err error
+	if verifier == 0 {
+		v, err = e.c.Map(p.now, name, access)
+	} else {
+		v, err = e.c.MapAgain(p.now, name, access, Kept{Verifier: verifier})
+	}
 	if p.note("%s %v %d: %d", name, access, verifier, errno(err)); err == nil {
 		p.vols[e] = append(p.vols[e], v)
 	}
@@ -377,7 +383,7 @@ func (p *program) seenOf(e *end) {
 		err, mapped := e.mapped[v]
 		st, since := v.State()
 		sent, held := v.Inflight()
-		p.note("%s: %v since %v, mapped %v %d, unmapped %v, %d and %d, asking %v, %d, verifier %x", v.Name(), st, since, mapped, errno(err), e.unmapped[v], sent, held, v.Asking(), errno(v.Err()), v.Verifier())
+		p.note("%s: %v since %v, mapped %v %d, unmapped %v, %d and %d, asking %v, %d, verifier %x", v.Name(), st, since, mapped, errno(err), e.unmapped[v], sent, held, v.Asking(), errno(v.Err()), v.Kept().Verifier)
 		if i := v.Info(); i != nil {
 			p.note("%d %d %d, piece %d", i.Size, i.LogicalBlock, i.MaxBytes, v.Piece())
 		}

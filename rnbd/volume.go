@@ -30,7 +30,13 @@ type Volume struct {
 	err    error // the last there was
 	force  bool  // unmapped without waiting for the server
 	// ending says that Unmap is giving up the requests that the session has; see empty.
-	ending bool
+	ending  bool
+	leaving bool // Leave: the server is not told
+
+	// Where it is not what it was (kept.go).
+
+	stale  bool // it was found so, and was not opened since
+	noting bool // ClientEnv.Note has not been answered
 
 	// The server's answers about it.
 
@@ -56,7 +62,7 @@ type Volume struct {
 	askAt          time.Duration // when INFO goes
 	asked          bool          // Ask was called, and the question has not gone yet
 	askErr         error         // how the last question ended
-	wantVerifier   uint64        // MapAgain: the verifier that the volume had before, 0: none
+	former         *Kept         // MapAgain: what it was, until the server has answered. nil: it is mapped anew
 	acceptAny      bool          // Remap: any store that the server has now is right
 
 	// Requests (volumeio.go). A piece that is not done is with the session (inflight), or
@@ -117,10 +123,6 @@ func (v *Volume) Asking() bool { return v.admin.busy }
 // AskErr returns why the last question about the volume's properties had no answer; nil: it had.
 func (v *Volume) AskErr() error { return v.askErr }
 
-// Verifier returns the server's number for the content of the store, to be kept for
-// MapAgain. It is 0 if the server has none, or the volume was not open yet.
-func (v *Volume) Verifier() uint64 { return v.store.Verifier }
-
 // answered takes the outcome of the message about v that was under way.
 func (v *Volume) answered(now time.Duration, a *admin) {
 	switch err := a.req.Err; a.kind {
@@ -162,7 +164,7 @@ func (v *Volume) opened(now time.Duration) error {
 	if v.c.features&rnbdwire.FeatInfo != 0 {
 		store = rnbdwire.ParseStore(v.admin.rsp[:])
 	}
-	v.id, v.openAtServer = rsp.DeviceID, true
+	v.id, v.openAtServer = rsp.DeviceID, !v.leaving
 	if v.state == Unmapped {
 		// It was unmapped while the server was opening it: pump closes it.
 		return nil
@@ -173,38 +175,54 @@ func (v *Volume) opened(now time.Duration) error {
 		return err
 	}
 	if v.state == Init {
-		if v.wantVerifier != 0 {
-			v.rsp, v.store.Verifier = rsp, v.wantVerifier
-			// Whether the former daemon had unflushed writes is unknown. Taken for yes, a changed
-			// verifier makes flushes fail, instead of succeeding wrongly.
-			v.wrote = 1
-			if err := v.sameAs(&rsp, store); err != nil {
-				return err
+		if v.former != nil {
+			if err := v.resume(&rsp, store); err != nil {
+				v.stales()
+				v.err = err
+				v.fail(now, err)
+				v.c.env.Mapped(v, nil)
+				return nil
 			}
 		}
 		v.rsp, v.store = rsp, store
 		v.become(now, Open, nil)
-		v.askAt = v.askFrom(now)
+		v.askAt = v.askFirst(now)
 		v.c.env.Mapped(v, nil)
 		return nil
 	}
 	if err := v.sameAs(&rsp, store); err != nil {
+		v.stales()
 		return err
 	}
+	is, was := store.Verifier, v.store.Verifier
 	v.store, v.acceptAny = store, false
+	if is != was || v.stale {
+		v.stale = false
+		v.c.env.Keep(v)
+	}
 	if v.state == Open { // Ask, of a kernel
 		v.update(now, rsp)
 		return nil
 	}
 	v.become(now, Open, nil)
 	v.err = nil
-	v.askAt = v.askFrom(now)
+	v.askAt = v.askFirst(now)
 	v.update(now, rsp)
 	// Otherwise tryResume does it, when the session's other volumes have been asked for too.
 	if v.c.resumed {
 		v.release(now)
 	}
 	return nil
+}
+
+// askFirst is when INFO goes for the first time: at once where the server says that others
+// have written, and that was taken. It says so until it is asked something, also to the next
+// process, for which it would be news.
+func (v *Volume) askFirst(now time.Duration) time.Duration {
+	if v.store.Foreign {
+		return now
+	}
+	return v.askFrom(now)
 }
 
 func (v *Volume) askFrom(now time.Duration) time.Duration {

@@ -322,6 +322,7 @@ func (v *Volume) outcome(k *call) error {
 func (v *Volume) syncLost(err error) {
 	if v.syncErr == nil {
 		v.syncErr = err
+		v.c.env.Keep(v)
 		v.c.env.Event(ClientEvent{Kind: VolumeSyncLost, Volume: v, Err: err})
 	}
 }

@@ -91,6 +91,8 @@ type end struct {
 	mapped   map[*Volume]error
 	unmapped map[*Volume]bool
 	changed  int
+	kept     int       // calls of Keep
+	noting   []*Volume // Note was called for
 	events   []ClientEvent
 }
 
@@ -484,6 +486,8 @@ func (e *end) finished() bool {
 func (e *end) Mapped(v *Volume, err error)       { e.mapped[v] = err }
 func (e *end) Unmapped(v *Volume)                { e.unmapped[v] = true }
 func (e *end) Changed(v *Volume, info *blk.Info) { e.changed++ }
+func (e *end) Keep(v *Volume)                    { e.kept++ }
+func (e *end) Note(v *Volume)                    { e.noting = append(e.noting, v) }
 func (e *end) Event(ev ClientEvent)              { e.events = append(e.events, ev) }
 func (e *end) countEvents(k ClientEventKind) (n int) {
 	for _, ev := range e.events {

@@ -65,7 +65,7 @@ func newClient(h *Host, id string, s MapSpec) (*client, error) {
 	if err != nil {
 		return nil, rdserr.With(rdserr.ErrInvalid, "session %s: %v", s.Session, err)
 	}
-	c.rn = rnbd.NewClient(rnbd.ClientConfig{OnLoss: onLoss, LossTimeout: s.LossTimeout, IOTimeout: s.IOTimeout}, (*volumeEnv)(c), c.rt)
+	c.rn = rnbd.NewClient(rnbd.ClientConfig{OnLoss: onLoss, LossTimeout: s.LossTimeout, IOTimeout: s.IOTimeout, Notes: cfg.StateDir != ""}, (*volumeEnv)(c), c.rt)
 	c.init(h, func(now time.Duration) {
 		c.rt.Tick(now)
 		c.rn.Tick(now)
@@ -331,9 +331,16 @@ type volumeDevice struct {
 	unmapped chan struct{} // closed when nothing of v is in flight any more
 }
 
-// openVolume begins to open a volume; the outcome follows. mu is held.
-func (c *client) openVolume(now time.Duration, name, access string, m *mapping) (*volumeDevice, error) {
-	v, err := c.rn.Map(now, name, wireAccess(access))
+// openVolume begins to open a volume, for m if that is not nil, as former if that is not
+// nil; the outcome follows. mu is held.
+func (c *client) openVolume(now time.Duration, name, access string, m *mapping, former *rnbd.Kept) (*volumeDevice, error) {
+	var v *rnbd.Volume
+	var err error
+	if former != nil {
+		v, err = c.rn.MapAgain(now, name, wireAccess(access), *former)
+	} else {
+		v, err = c.rn.Map(now, name, wireAccess(access))
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -362,9 +369,25 @@ func (d *volumeDevice) forgetOutcome() {
 	}
 }
 
-// wait waits for the outcome. strict: it is an error if no path can be connected
-// of a session that never had one.
+// wait waits for the outcome, and gives the volume up if it is an error.
 func (d *volumeDevice) wait(ctx context.Context, strict bool) error {
+	err, _ := d.await(ctx, strict)
+	if err != nil {
+		d.giveUp()
+	}
+	return err
+}
+
+// giveUp ends a volume that was not opened.
+func (d *volumeDevice) giveUp() {
+	now := d.c.lock(d.c.clock())
+	d.v.ForceUnmap(now)
+	d.c.finish(now)
+}
+
+// await waits for the outcome; answered: it is the server's. strict: it is an error if no
+// path can be connected of a session that never had one.
+func (d *volumeDevice) await(ctx context.Context, strict bool) (err error, answered bool) {
 	c := d.c
 	c.lock(c.clock())
 	if strict && !c.ever {
@@ -372,7 +395,6 @@ func (d *volumeDevice) wait(ctx context.Context, strict bool) error {
 		c.tell = append(c.tell, c.hopeless)
 	}
 	c.finish(c.last)
-	var err error
 	got := c.h.machine.Wait(Forever, d.answered, ctx.Done())
 	now := c.lock(c.clock())
 	switch {
@@ -387,11 +409,8 @@ func (d *volumeDevice) wait(ctx context.Context, strict bool) error {
 		}
 	}
 	c.pending = slices.DeleteFunc(c.pending, func(o *volumeDevice) bool { return o == d })
-	if err != nil {
-		d.v.ForceUnmap(now)
-	}
 	c.finish(now)
-	return err
+	return err, got == 0
 }
 
 // unmap closes the volume and waits a moment for the server. With force it does

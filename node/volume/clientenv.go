@@ -213,6 +213,37 @@ func (e *volumeEnv) Changed(v *rnbd.Volume, info *blk.Info) {
 	}
 }
 
+func (e *volumeEnv) Keep(v *rnbd.Volume) {
+	if d, _ := v.Ctx.(*volumeDevice); d != nil && d.m != nil {
+		e.posts = append(e.posts, func() {
+			if d.m.keep(d) {
+				d.m.h.saver.mark()
+			}
+		})
+	}
+}
+
+func (e *volumeEnv) Note(v *rnbd.Volume) {
+	d, _ := v.Ctx.(*volumeDevice)
+	if d == nil || d.m == nil {
+		return // it is not mapped again, and nothing is asked of it
+	}
+	e.work.Go(func() { // ends when the state is written, or the Host ends
+		defer e.h.guard.Recover(guard.Step, nil) // the server would have it open until the session ends
+		if !d.m.keep(d) {
+			return // the next Host asks again
+		}
+		for e.h.saver.soon() != nil {
+			if e.h.machine.Wait(retryMin, e.h.ctx.Done()) == 0 {
+				return
+			}
+		}
+		now := d.c.lock(d.c.clock())
+		d.v.Noted(now)
+		d.c.finish(now)
+	})
+}
+
 func (e *volumeEnv) Event(x rnbd.ClientEvent) {
 	ev := Event{Kind: EventMapping, Role: RoleClient, Session: e.spec.Session, Err: x.Err}
 	d, _ := x.Volume.Ctx.(*volumeDevice)

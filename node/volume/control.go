@@ -121,6 +121,8 @@ func (h *Host) Remap(ctx context.Context, what string) (MappingInfo, error) {
 	if err != nil {
 		return MappingInfo{}, fmt.Errorf("remap %s: %w", m.id, err)
 	}
+	m.keep(d) // that it was taken as it is
+	h.save()  // an error is told by the saver, which tries again
 	return h.Mapping(m.id)
 }
 

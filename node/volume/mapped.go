@@ -11,6 +11,7 @@ import (
 	"github.com/rdsd/rdsd/blk/nbd"
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/rnbd"
 )
 
 // mapping is a volume of another node with its place on this one.
@@ -35,6 +36,11 @@ type mapping struct {
 	dev   *volumeDevice // from opened on
 	stats *blk.Stats    // the same
 	front Front         // from shown on
+	asked *volumeDevice // joined; the server was asked to open it, and has not answered
+
+	again bool      // its users go on with what they had of an earlier Host
+	kept  rnbd.Kept // guarded by Host.mu; what the next Host has to know of the volume
+	gave  bool      // guarded by Host.mu; it was left to the next Host, and kept does not change any more
 
 	restored bool  // an earlier Host had it
 	resume   bool  // the kernel has the device already
@@ -169,11 +175,12 @@ func (m *mapping) bringUp(ctx context.Context, raw *MapSpec, strict bool) error 
 // open opens the volume and waits for the answer.
 func (m *mapping) open(ctx context.Context, strict bool) error {
 	h, c := m.h, m.c
-	var d *volumeDevice
-	for {
+	d := m.asked
+	former := m.former()
+	for d == nil {
 		now := c.lock(h.now())
 		var err error
-		d, err = c.openVolume(now, m.spec.Name, m.spec.Access, m)
+		d, err = c.openVolume(now, m.spec.Name, m.spec.Access, m, former)
 		c.finish(now)
 		if err == nil {
 			break
@@ -186,11 +193,21 @@ func (m *mapping) open(ctx context.Context, strict bool) error {
 			return rdserr.With(rdserr.ErrTimeout, "the server has not answered in time")
 		}
 	}
-	if err := d.wait(ctx, strict); err != nil {
+	m.asked = nil
+	err, answered := d.await(ctx, strict)
+	if err != nil && m.again && !answered {
+		// With the answer may come that others have written, and a CLOSE would be the end of what
+		// the server knows of that. It is waited for, by the next attempt or the next Host.
+		m.asked = d
+		return err
+	}
+	if err != nil {
+		d.giveUp()
 		return err
 	}
 	h.mu.Lock()
 	m.dev, m.stats = d, blk.NewStats(d)
+	m.kept = d.kept()
 	m.move(opened)
 	h.mu.Unlock()
 	return nil
@@ -275,6 +292,9 @@ func (m *mapping) end(force bool) {
 	}
 	h := m.h
 	released := false
+	if was == joined && m.asked != nil {
+		m.asked.giveUp()
+	}
 	if was >= opened && force { // first, so that nobody waits for a request
 		now := m.c.lock(h.now())
 		m.dev.v.ForceUnmap(now)

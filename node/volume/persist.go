@@ -35,6 +35,9 @@ func (h *Host) wrote(err error) {
 	}
 }
 
+// lasts tells whether a mapping outlives the end of its Host in order.
+func (s *MapSpec) lasts() bool { return s.Persist || s.As == AsNBD }
+
 func (h *Host) snapshot(running bool) state {
 	var st state
 	if h.srv != nil {
@@ -50,8 +53,8 @@ func (h *Host) snapshot(running bool) state {
 		}
 	}
 	for _, m := range h.mappings {
-		if !m.ending && (running && (m.stage == shown || m.restored) || m.spec.Persist || m.spec.As == AsNBD) {
-			st.Mappings = append(st.Mappings, m.spec.state(m.backend))
+		if !m.ending && (running && (m.stage == shown || m.restored) || m.spec.lasts()) {
+			st.Mappings = append(st.Mappings, m.spec.state(m.backend, m.toKeep()))
 		}
 	}
 	return st
@@ -61,6 +64,7 @@ func (h *Host) snapshot(running bool) state {
 func (h *Host) startMappings(old *state) {
 	crashed := h.store.crashed(old)
 	var attached map[int]bool // devices the kernel has
+	told := true              // it has told which
 	for i := range old.Mappings {
 		o := &old.Mappings[i]
 		s, err := o.spec()
@@ -69,7 +73,7 @@ func (h *Host) startMappings(old *state) {
 			if attached == nil {
 				if attached, err = h.drv.status(-1); err != nil {
 					h.log.Warn("volume: the kernel does not tell which devices it has", "err", err)
-					attached, err = map[int]bool{}, nil
+					attached, told, err = map[int]bool{}, false, nil
 				}
 			}
 			if n, e := parseNBD(s.Device); e == nil {
@@ -97,6 +101,11 @@ func (h *Host) startMappings(old *state) {
 			m.backend = o.Backend
 		}
 		m.resume, m.restored = resume, true
+		// A device that is gone has no users that go on with it. Nor has one of a machine that was
+		// started since.
+		if m.again = old.Boot == h.store.boot && (s.As != AsNBD || resume || !told); m.again {
+			m.kept = o.kept()
+		}
 		h.work.Go(func() { // ends when it is there, unmapped, or the Host ends
 			defer h.guard.Recover(guard.Step, nil) // beside the attempts; nothing would make another
 			m.restore()
@@ -113,6 +122,10 @@ const (
 // restore brings a mapping up, however long that takes.
 func (m *mapping) restore() {
 	h := m.h
+	if m.again && m.kept.Flushed {
+		// From the first request on it is not true any more. An error is told as always.
+		h.save()
+	}
 	said := ""
 	for pause := restoreMin; ; pause = min(2*pause, restoreMax) {
 		m.turn.Lock()
@@ -140,7 +153,9 @@ func (m *mapping) restore() {
 		m.startErr = err
 		h.mu.Unlock()
 		if err == nil {
-			h.ev.add(Event{Kind: EventMapping, Role: RoleClient, Session: m.spec.Session, Mapping: m.id, State: StateOpen, Text: "mapping " + m.id + " is mapped again"})
+			if !m.isStale() { // which was told
+				h.ev.add(Event{Kind: EventMapping, Role: RoleClient, Session: m.spec.Session, Mapping: m.id, State: StateOpen, Text: "mapping " + m.id + " is mapped again"})
+			}
 			h.saver.mark()
 			return
 		}
@@ -171,9 +186,15 @@ func (m *mapping) leave(ctx context.Context) {
 		}
 		cancel()
 	}
-	if was >= opened {
+	m.left()
+	if d := m.volume(); d != nil {
 		now := m.c.lock(h.now())
-		m.dev.v.ForceUnmap(now) // what is still in flight comes back with the end of the session
+		// What is still in flight comes back with the end of the session.
+		if m.spec.lasts() {
+			d.v.Leave(now)
+		} else {
+			d.v.ForceUnmap(now)
+		}
 		m.c.finish(now)
 	}
 	if was >= joined {

@@ -34,7 +34,7 @@ func (h *Host) remoteInfo(ctx context.Context, s *MapSpec) (VolumeInfo, error) {
 	}
 	defer h.release(c)
 	now := c.lock(h.now())
-	d, err := c.openVolume(now, s.Name, AccessRO, nil)
+	d, err := c.openVolume(now, s.Name, AccessRO, nil, nil)
 	c.finish(now)
 	if rdserr.Errno(err) == rdserr.ErrExists.Errno { // it is mapped here
 		if d = h.mappedOver(c, s.Name); d == nil {

@@ -160,7 +160,7 @@ func opener(t *testing.T, server, client *testNode) func(name string) error {
 	t.Cleanup(func() { client.h.release(c) })
 	return func(name string) error {
 		now := c.lock(client.h.now())
-		d, err := c.openVolume(now, name, AccessRW, nil)
+		d, err := c.openVolume(now, name, AccessRW, nil, nil)
 		c.finish(now)
 		if err == nil {
 			err = d.wait(ctx, true)

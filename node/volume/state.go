@@ -86,6 +86,11 @@ type mappingState struct {
 	Unfenced      string `json:"unfenced,omitempty"`
 	UnfencedAfter string `json:"unfenced_after,omitempty"`
 	MaxReconnects int    `json:"max_reconnect_attempts,omitempty"`
+
+	Verifier uint64 `json:"verifier,omitempty"` // rnbd.Kept
+	SyncLost bool   `json:"sync_lost,omitempty"`
+	Stale    bool   `json:"stale,omitempty"`
+	Flushed  bool   `json:"flushed,omitempty"`
 }
 
 func (s *ExportSpec) state() exportState {
@@ -97,11 +102,16 @@ func (s *exportState) spec() ExportSpec {
 		LogicalBlock: s.LogicalBlock, Allow: s.Allow, Sessions: s.Sessions, Persist: true}
 }
 
-func (s *MapSpec) state(backend string) mappingState {
+func (s *mappingState) kept() rnbd.Kept {
+	return rnbd.Kept{Verifier: s.Verifier, SyncLost: s.SyncLost, Stale: s.Stale, Flushed: s.Flushed}
+}
+
+func (s *MapSpec) state(backend string, k rnbd.Kept) mappingState {
 	m := mappingState{ID: s.ID, Node: s.Node, Name: s.Name, As: s.As, Backend: backend, Session: s.Session,
 		Paths: s.Paths, Policy: s.Policy, QueueDepth: s.QueueDepth, Access: s.Access, IOTimeout: s.IOTimeout.String(),
 		LossTimeout: s.LossTimeout.String(), OnLoss: s.OnLoss, Persist: s.Persist,
-		Unfenced: s.Unfenced, UnfencedAfter: s.UnfencedAfter.String(), MaxReconnects: s.MaxReconnects}
+		Unfenced: s.Unfenced, UnfencedAfter: s.UnfencedAfter.String(), MaxReconnects: s.MaxReconnects,
+		Verifier: k.Verifier, SyncLost: k.SyncLost, Stale: k.Stale, Flushed: k.Flushed}
 	if s.As == AsNBD {
 		m.Device = s.Device
 	} else {

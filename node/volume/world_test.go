@@ -37,6 +37,7 @@ type testNode struct {
 	links  func(transport.OneSidedProvider) transport.OneSidedProvider
 	unlink func()      // closes what links made
 	others []Transport // beside TCP
+	boot   string      // of its machine; "": this one's
 }
 
 // The server is 127.0.0.2, and 127.0.0.3 for second paths; the client 127.0.0.1.
@@ -107,7 +108,11 @@ func (n *testNode) start() *Host {
 	if n.links != nil {
 		links = n.links(links)
 	}
-	n.h, err = newHost(n.cfg, Deps{Provider: links, Others: n.others, Reactors: []*reactor.Reactor{n.r}, Log: log, Layer: n.wrap, Memory: n.memory, Evict: n.evict}, n.drv)
+	m := thisMachine(nil)
+	if n.boot != "" {
+		m.Boot = n.boot
+	}
+	n.h, err = newHostOn(n.cfg, Deps{Provider: links, Others: n.others, Reactors: []*reactor.Reactor{n.r}, Log: log, Layer: n.wrap, Memory: n.memory, Evict: n.evict}, n.drv, m)
 	if err != nil {
 		n.r.Close()
 		n.t.Fatalf("%s: %v", n.cfg.Name, err)

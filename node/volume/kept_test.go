@@ -1,0 +1,298 @@
+package volume
+
+import (
+	"errors"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/rdsd/rdsd/blk"
+)
+
+// otherWrites has another node map disk of server, write there, and unmap it.
+func otherWrites(t *testing.T, server *testNode) {
+	t.Helper()
+	o := newClientNode(t, server.cfg.Port)
+	o.cfg.Name = "other"
+	o.start()
+	m := mustMap(t, o.h, MapSpec{Node: server.node(), Name: "disk"})
+	c := open(t, m)
+	if err := writePattern(c, 0, 4096, 9, 4096); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	if err := o.h.Unmap(testCtx(t), m.ID, true); err != nil {
+		t.Fatal(err)
+	}
+	o.stop()
+}
+
+// back waits until a mapping is there again and returns how it stands.
+func back(t *testing.T, n *testNode, id string) (i MappingInfo) {
+	t.Helper()
+	eventually(t, id+" is back", func() bool {
+		var err error
+		i, err = n.h.Mapping(id)
+		return err == nil && i.State != StateInit
+	})
+	return i
+}
+
+// TestAnotherWroteWhileTheDaemonWasAway: who uses the device has requests and pages that wait
+// and that belong over what it knew. They do not go over what another node has written while
+// the daemon was away, however it ended, and however often it is started.
+func TestAnotherWroteWhileTheDaemonWasAway(t *testing.T) {
+	for _, end := range []string{"stop", "crash"} {
+		t.Run(end, func(t *testing.T) {
+			port := freePort(t)
+			server, client := newServerNode(t, port), newClientNode(t, port)
+			server.start()
+			client.start()
+			mustExport(t, server.h, file(t, "disk", 8<<20))
+			m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk", Persist: end == "stop"})
+			if err := writePattern(open(t, m), 0, 4096, 1, 4096); err != nil {
+				t.Fatal(err)
+			}
+			ends := map[string]func(){"stop": client.stop, "crash": client.crash}[end]
+			ends()
+			otherWrites(t, server)
+			for range 3 {
+				client.start()
+				i := back(t, client, m.ID)
+				if i.State != StateClosed || i.LastError == "" {
+					t.Fatalf("back as %v, %q", i.State, i.LastError)
+				}
+				c, _ := opensAgain(t, m)
+				if err := writePattern(c, 0, 4096, 1, 4096); err == nil {
+					t.Fatal("a write went over the other node's")
+				}
+				c.Close()
+				eventually(t, "it is written down", func() bool {
+					st, err := client.h.store.read()
+					return err == nil && len(st.Mappings) == 1 && st.Mappings[0].Stale
+				})
+				eventually(t, "it is closed there", func() bool { return len(server.h.Exports()[0].Users) == 0 })
+				ends()
+			}
+			client.start()
+			back(t, client, m.ID)
+			eventually(t, "taken as it is", func() bool {
+				_, err := client.h.Remap(testCtx(t), m.ID)
+				return err == nil
+			})
+			c, _ := opensAgain(t, m)
+			if err := checkPattern(c, 0, 4096, 9, 4096); err != nil {
+				t.Fatal(err)
+			}
+			if err := writePattern(c, 0, 4096, 2, 4096); err != nil {
+				t.Fatal(err)
+			}
+			c.Close()
+			ends()
+			client.start() // nobody has written since
+			if i := back(t, client, m.ID); i.State != StateOpen {
+				t.Errorf("back as %v, %q", i.State, i.LastError)
+			}
+		})
+	}
+}
+
+// TestLostSyncIsKnownToTheNextDaemon: that completed writes may be lost is no less true
+// because the daemon was started again.
+func TestLostSyncIsKnownToTheNextDaemon(t *testing.T) {
+	_, client, stores, m := withFaults(t, file(t, "disk", 8<<20), MapSpec{Persist: true})
+	c := open(t, m)
+	if err := writePattern(c, 0, 4096, 1, 4096); err != nil {
+		t.Fatal(err)
+	}
+	stores.add(blk.Rule{Ops: blk.Ops(blk.OpFlush), Err: blk.ErrMedium, Count: 1})
+	if err := c.Flush(); err == nil {
+		t.Fatal("the flush did not fail")
+	}
+	eventually(t, "it is written down", func() bool {
+		st, err := client.h.store.read()
+		return err == nil && len(st.Mappings) == 1 && st.Mappings[0].SyncLost
+	})
+	for _, ends := range []func(){client.stop, client.crash, client.stop} {
+		ends()
+		client.start()
+		c, _ := opensAgain(t, m)
+		if err := c.Flush(); !errors.Is(err, syscall.EIO) {
+			t.Fatalf("a flush of what may be lost: %v", err)
+		}
+		if err := writePattern(c, 0, 4096, 1, 4096); err != nil {
+			t.Fatal(err)
+		}
+		c.Close()
+	}
+	if err := client.h.Unmap(testCtx(t), m.ID, true); err != nil {
+		t.Fatal(err)
+	}
+	m = mustMap(t, client.h, MapSpec{Node: m.Node, Name: m.Name, Paths: m.Paths})
+	if err := open(t, m).Flush(); err != nil {
+		t.Errorf("mapped anew: %v", err)
+	}
+}
+
+// TestRestartsThatLoseNothing: both daemons, and the machines under them, are started again
+// in one way or another. Users of the mapping notice where something may be lost, and only there.
+func TestRestartsThatLoseNothing(t *testing.T) {
+	for _, c := range []struct {
+		what    string
+		flush   bool   // before the end
+		crash   bool   // of the mapping daemon
+		boot    string // of the mapping node, afterwards
+		serving string // of the serving one; "-": its daemon is not started again
+		other   bool   // another node writes meanwhile
+		err     error  // of a flush
+	}{
+		{what: "the mapping daemon", serving: "-"},
+		{what: "the mapping daemon, killed", crash: true, serving: "-"},
+		{what: "both daemons", flush: false, serving: "one"},
+		{what: "the serving machine with everything flushed", flush: true, serving: "two"},
+		{what: "the serving machine with a write that was not flushed", serving: "two", err: syscall.EIO},
+		{what: "the serving machine, and what was flushed is not known", flush: true, crash: true, serving: "two", err: syscall.EIO},
+		{what: "both machines", boot: "two", serving: "two"},
+		{what: "the mapping machine, and another has written", boot: "two", serving: "-", other: true},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			port := freePort(t)
+			server, client := newServerNode(t, port), newClientNode(t, port)
+			server.boot, client.boot = "one", "one"
+			server.cfg.Exports = []ExportSpec{file(t, "disk", 8<<20)}
+			server.start()
+			client.start()
+			m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk", Persist: true})
+			user := open(t, m)
+			if err := writePattern(user, 0, 4096, 1, 4096); err != nil {
+				t.Fatal(err)
+			}
+			if c.flush {
+				if err := user.Flush(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if c.crash {
+				client.crash()
+			} else {
+				client.stop()
+			}
+			if c.serving != "-" {
+				server.stop()
+				server.boot = c.serving
+				server.start()
+			}
+			if c.other {
+				otherWrites(t, server)
+			}
+			if c.boot != "" {
+				client.boot = c.boot
+			}
+			client.start()
+			if i := back(t, client, m.ID); i.State != StateOpen {
+				t.Fatalf("back as %v, %q", i.State, i.LastError)
+			}
+			user, _ = opensAgain(t, m)
+			if !c.other {
+				if err := checkPattern(user, 0, 4096, 1, 4096); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := writePattern(user, 0, 4096, 2, 4096); err != nil {
+				t.Fatal(err)
+			}
+			if err := user.Flush(); c.err == nil && err != nil || c.err != nil && !errors.Is(err, c.err) {
+				t.Errorf("a flush: %v; want %v", err, c.err)
+			}
+		})
+	}
+}
+
+// TestDeviceWhoseUsersAreGone: a device of the kernel that is still attached has users that
+// go on; one that it has no more is begun anew.
+func TestDeviceWhoseUsersAreGone(t *testing.T) {
+	for _, gone := range []bool{false, true} {
+		server, client, k := withKernel(t)
+		mustExport(t, server.h, file(t, "disk", 8<<20))
+		m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk", As: AsNBD, Persist: true})
+		client.stop()
+		otherWrites(t, server)
+		if gone {
+			k.disconnect(0)
+		} else {
+			k.mu.Lock()
+			d := k.devices[0]
+			d.close()
+			d.conn = nil // it has noticed
+			k.mu.Unlock()
+		}
+		client.start()
+		want := StateClosed
+		if gone {
+			want = StateOpen
+		}
+		if i := back(t, client, m.ID); i.State != want {
+			t.Errorf("gone %v: back as %v, %q; want %v", gone, i.State, i.LastError, want)
+		}
+		client.stop()
+		server.stop()
+	}
+}
+
+// TestEndsWhileItIsAsked: the answer to the OPEN of a mapping that is restored may say that
+// others have written. Who ends before it is there leaves that to the next; who unmaps ends it.
+func TestEndsWhileItIsAsked(t *testing.T) {
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	var held atomic.Pointer[chan struct{}]
+	var opening atomic.Int32
+	server.wrap = func(_ string, d blk.Device) blk.Device {
+		if c := held.Load(); c != nil {
+			opening.Add(1)
+			<-*c
+		}
+		return d
+	}
+	hold := func() (release func()) {
+		c := make(chan struct{})
+		held.Store(&c)
+		opening.Store(0)
+		return sync.OnceFunc(func() { held.Store(nil); close(c) })
+	}
+	asked := func() bool { return opening.Load() > 0 }
+	server.start()
+	client.start()
+	mustExport(t, server.h, file(t, "disk", 8<<20))
+	m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk", Persist: true})
+	client.stop()
+	otherWrites(t, server)
+
+	release := hold()
+	defer release()
+	client.start()
+	eventually(t, "it is asked for", asked)
+	client.stop()
+	release()
+	eventually(t, "it is closed there", func() bool { return len(server.h.Exports()[0].Users) == 0 })
+
+	client.start()
+	if i := back(t, client, m.ID); i.State != StateClosed {
+		t.Fatalf("back as %v, %q", i.State, i.LastError)
+	}
+	client.stop()
+
+	release = hold()
+	defer release()
+	client.start()
+	eventually(t, "it is asked for", asked)
+	if err := client.h.Unmap(testCtx(t), m.ID, false); err != nil {
+		t.Fatal(err)
+	}
+	release()
+	eventually(t, "it is closed there", func() bool { return len(server.h.Exports()[0].Users) == 0 })
+	mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk"})
+}
