@@ -375,6 +375,51 @@ func TestOneCreates(t *testing.T) {
 	}
 }
 
+// TestNoOtherSessionBesideOne: a kernel that was started again tells nothing by which one sees
+// it: a path that it lets begin a session there would be taken for one of the session that
+// others still have, whose volumes have other numbers. So none begins one beside another.
+func TestNoOtherSessionBesideOne(t *testing.T) {
+	for _, c := range []struct {
+		what       string
+		flags, gen uint32
+		beside     bool
+	}{{"a kernel", rtrswire.NewRKey, 0, false}, {"an rdsd, whose sessions have numbers", ours, 7, true}} {
+		f := newFakeClient(t, ClientConfig{Kernel: KernelTimes{HeartbeatEvery: time.Minute}, HeartbeatEvery: time.Minute})
+		p := f.add(1)
+		f.connect(p, fourChunks, c.flags, c.gen)
+		q := f.add(2)
+		f.connect(q, fourChunks, c.flags, c.gen)
+		again := func(x *ClientPath) (first bool) {
+			x.Lost(f.now, 0, syscall.ECONNRESET)
+			x.Gone(f.now)
+			for i := 0; x.State() != Connecting; i++ {
+				if f.tick(10 * ms); i > 1000 {
+					t.Fatal("not connected anew")
+				}
+			}
+			r, err := rtrswire.ParseConnReq(f.dials[len(f.dials)-1].req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return r.FirstConn
+		}
+		if first := again(q); first != c.beside {
+			t.Errorf("%s: beside a path that is connected one may begin a session: %v", c.what, first)
+		}
+		// It does not know the session any more.
+		no := rtrswire.Reject(uint16(syscall.ENXIO))
+		q.Refused(f.now, 0, no.Append(nil), syscall.ECONNREFUSED)
+		q.Gone(f.now)
+		if first := again(p); !first {
+			t.Errorf("%s: with no path left none may begin the session", c.what)
+		}
+		f.connect(p, fourChunks, c.flags, c.gen)
+		if f.ups != 2 || f.downs != 1 {
+			t.Errorf("%s: %d times up, %d down", c.what, f.ups, f.downs)
+		}
+	}
+}
+
 func TestRefused(t *testing.T) {
 	for errno, want := range map[syscall.Errno]string{syscall.EPERM: "another node", syscall.ENXIO: "does not know the session", syscall.EEXIST: "between these addresses",
 		syscall.EMFILE: "as many", syscall.ENOMEM: "no memory", syscall.ESHUTDOWN: "shutting down", syscall.ECONNRESET: "another version", syscall.EBUSY: "refused the path"} {

@@ -125,8 +125,9 @@ func (p *ClientPath) start() {
 	p.setState(Connecting)
 	p.startAt(c.now + p.patience())
 	// A path that leads to another server by mistake must not begin a second session there
-	// (fresh).
-	p.creates = p.wasConnected
+	// (fresh). Nor must one to a kernel that was started again while the others look alive: its
+	// session has no number of its own, and would be taken for theirs (connect).
+	p.creates = p.wasConnected && (c.connected == 0 || !c.kernel)
 	if c.fresh() {
 		p.creates, c.creator = true, p
 	}
