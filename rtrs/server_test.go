@@ -271,6 +271,46 @@ func TestRefusedByMessage(t *testing.T) {
 	}
 }
 
+// TestHalfOfTheSessionsFromOneAddress: names cost nothing. Who has taken half of the places is
+// refused, and others have theirs.
+func TestHalfOfTheSessionsFromOneAddress(t *testing.T) {
+	cfg := smallServer
+	cfg.MaxSessions = 5
+	f := newFakeServer(t, cfg)
+	n := byte(0)
+	from := func(addr byte) (p *ServerPath, errno syscall.Errno) {
+		n++
+		p = f.join(someone{session: n, path: n, attempt: 1, addr: addr, name: string(rune('a' + n))})
+		for _, o := range f.take() {
+			if m, err := rtrswire.ParseNotice(o.bytes); err == nil && m.Type == rtrswire.RefusedType {
+				errno = syscall.Errno(m.Errno)
+			}
+		}
+		return p, errno
+	}
+	var first *ServerPath
+	for i := range 3 {
+		p, errno := from(1)
+		if p.State() != Connected || errno != 0 {
+			t.Fatalf("session %d of 5 is %v, errno %d", i+1, p.State(), errno)
+		}
+		first = p
+	}
+	if p, errno := from(1); p.State() == Connected || errno != syscall.EMFILE {
+		t.Errorf("the fourth of one address is %v, errno %d", p.State(), errno)
+	}
+	for range 2 {
+		if p, _ := from(2); p.State() != Connected {
+			t.Fatalf("another address finds no place: %v", p.State())
+		}
+	}
+	first.Lost(f.now, 0, rdserr.ErrReset)
+	first.Gone(f.now)
+	if p, _ := from(1); p.State() != Connected {
+		t.Errorf("one of its own has ended, and the next is %v", p.State())
+	}
+}
+
 // TestHandshake: the INFO_REQ is due within a time, and after all connections.
 func TestHandshake(t *testing.T) {
 	a := someone{session: 1, path: 1, attempt: 1, addr: 1, name: "a"}

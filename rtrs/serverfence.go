@@ -130,17 +130,28 @@ func (s *Server) letIn(p *ServerPath) {
 	default:
 		wait = true
 	}
-	live := 0
+	// A session costs its client nothing: one address may have half of the places.
+	from, half := p.Remote.Addr(), (s.cfg.MaxSessions+1)/2
+	all, live, allFrom, liveFrom := len(s.sessions), 0, 0, 0
 	for _, e := range s.sessions {
+		here := slices.Contains(e.addrs, from)
+		if here {
+			allFrom++
+		}
 		if !e.down {
 			live++
+			if here {
+				liveFrom++
+			}
 		}
 	}
 	switch {
 	case wait:
 	case ses == nil && live >= s.cfg.MaxSessions:
 		p.refuseWith(errnoTooMany, rdserr.With(ErrTooMany, "%d sessions are allowed", s.cfg.MaxSessions))
-	case ses == nil && len(s.sessions) >= s.cfg.MaxSessions: // until one that has ended has let its chunks go
+	case ses == nil && liveFrom >= half:
+		p.refuseWith(errnoTooMany, rdserr.With(ErrTooMany, "%v has %d sessions; %d are allowed, half of them from one address", from, liveFrom, s.cfg.MaxSessions))
+	case ses == nil && (all >= s.cfg.MaxSessions || allFrom >= half): // until one that has ended has let its chunks go
 	case ses != nil && ses.Name != p.name:
 		p.refuseWith(errnoInvalid, rdserr.With(rdserr.ErrInvalid, "a path of session %q says that it is of %q", ses.Name, p.name))
 	default:

@@ -42,7 +42,7 @@ type Volumes struct {
 	DeadTimeout      Duration       `toml:"nbd_dead_timeout" usage:"how long a kernel device waits for a daemon that is gone" want:"a duration such as \"1m\", 1s to 24h"`
 	MaxExports       int            `toml:"max_exports" usage:"exports at once, those found below roots included" want:"1 to 1048576"`
 	MaxMappings      int            `toml:"max_mappings" usage:"mappings at once" want:"1 to 65536"`
-	MaxSessions      int            `toml:"max_sessions" usage:"sessions to this node at once" want:"1 to 65536"`
+	MaxSessions      int            `toml:"max_sessions" usage:"sessions to this node at once, half of them from one address at most" want:"1 to 65536"`
 	MaxConnections   int            `toml:"max_connections" usage:"connections of all sessions to this node at once, half of them from one address at most; a kernel makes one for each of its processors, and one, for each path" want:"2 to 1048576"`
 	Exports          []VolumeExport `toml:"exports"`
 	Roots            []VolumeRoot   `toml:"roots"`
