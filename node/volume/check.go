@@ -133,6 +133,14 @@ func (k *checks) host(h *Host) {
 	case h.cfg.StateDir == "":
 		k.add(SeverityWarning, "state", "set volumes.state_dir", "nothing persists, and mappings do not survive the daemon")
 	}
+	h.mu.Lock()
+	left := h.left()
+	h.mu.Unlock()
+	for _, l := range left {
+		if l.export != nil {
+			k.add(SeverityError, "export "+l.export.Name, "see to that and start the daemon again, or unexport it", "it could not be exported again at the start: %v", l.err)
+		}
+	}
 	if s := h.srv; s.wanted != (geometry{}) {
 		var names []string
 		if now := s.kernels(); now != nil {

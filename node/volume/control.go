@@ -25,6 +25,9 @@ func (h *Host) Unmap(ctx context.Context, what string, force bool) error {
 	}
 	h.mu.Unlock()
 	if err != nil {
+		if rdserr.Errno(err) == rdserr.ErrNotFound.Errno && h.forgetLeft(func(l *leftover) bool { return l.called(what) }) {
+			return h.save()
+		}
 		return err
 	}
 	if !force && f != nil {

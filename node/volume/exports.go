@@ -231,14 +231,19 @@ func (h *Host) Unexport(ctx context.Context, name string, force bool) error {
 	h.mu.Lock()
 	x := h.exports[name]
 	h.mu.Unlock()
+	left := func(l *leftover) bool { return l.export != nil && l.export.Name == name }
 	if x == nil {
+		if h.forgetLeft(left) {
+			return h.save()
+		}
 		return rdserr.With(rdserr.ErrNotFound, "there is no export %q", name)
 	}
 	if err := h.removeExport(x, force); err != nil {
 		return err
 	}
+	old := h.forgetLeft(left)
 	h.ev.add(Event{Kind: EventExport, Export: name, State: "removed", Text: "volume " + name + " is not exported any more"})
-	if x.spec.Persist {
+	if x.spec.Persist || old {
 		return h.save()
 	}
 	return nil
@@ -298,6 +303,11 @@ func (h *Host) Exports() []ExportInfo {
 			i.Error = x.failed.Error()
 		}
 		list = append(list, i)
+	}
+	for _, l := range h.left() {
+		if l.export != nil {
+			list = append(list, l.exportInfo())
+		}
 	}
 	below := map[int][]openVolume{} // by place in list
 	byName := map[string]int{}

@@ -72,6 +72,7 @@ type Host struct {
 	mappings   []*mapping // oldest first
 	nextID     uint64
 	exports    map[string]*export
+	leftovers  []leftover
 }
 
 // New starts a Host: it listens as the configuration says and, in the
@@ -137,9 +138,17 @@ func (h *Host) startExports(old *state) error {
 			return err
 		}
 	}
+	if len(old.Exports) > 0 {
+		// As for what is configured: a node that exports and cannot be reached is no use, and whoever
+		// starts it can do something about it.
+		if err := h.srv.listen(); err != nil {
+			return err
+		}
+	}
 	for i := range old.Exports {
 		s := old.Exports[i].spec()
 		if _, err := h.addExport(ctx, s, OriginCall, false); err != nil {
+			h.leaveExport(&old.Exports[i], err)
 			h.ev.add(Event{Kind: EventExport, Export: s.Name, State: "failed", Err: err, Text: "volume " + s.Name + " is not exported again"})
 		}
 	}

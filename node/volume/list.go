@@ -48,6 +48,11 @@ func (h *Host) Mappings() []MappingInfo {
 	for _, m := range h.mappings {
 		list = append(list, m.describe())
 	}
+	for _, l := range h.left() {
+		if l.mapping != nil {
+			list = append(list, l.mappingInfo())
+		}
+	}
 	return list
 }
 
@@ -82,7 +87,7 @@ func (h *Host) Mapping(what string) (MappingInfo, error) {
 	defer h.mu.Unlock()
 	m, err := h.find(what)
 	if err != nil {
-		return MappingInfo{}, err
+		return h.leftMapping(what, err)
 	}
 	return m.describe(), nil
 }

@@ -57,6 +57,14 @@ func (h *Host) snapshot(running bool) state {
 			st.Mappings = append(st.Mappings, m.spec.state(m.backend, m.toKeep()))
 		}
 	}
+	for _, l := range h.left() {
+		switch m := l.mapping; {
+		case m == nil:
+			st.Exports = append(st.Exports, *l.export)
+		case running || m.Persist || m.As == AsNBD:
+			st.Mappings = append(st.Mappings, *m)
+		}
+	}
 	return st
 }
 
@@ -89,11 +97,15 @@ func (h *Host) startMappings(old *state) {
 				err = rdserr.With(rdserr.ErrInvalid, "a mapping without an ID")
 			}
 		}
+		// A device that is gone has no users that go on with it. Nor has one of a machine that was
+		// started since.
+		again := old.Boot == h.store.boot && (s.As != AsNBD || resume || !told)
 		var m *mapping
 		if err == nil {
 			m, err = h.enterMapping(s)
 		}
 		if err != nil {
+			h.leaveMapping(o, again, err)
 			h.ev.add(Event{Kind: EventMapping, Mapping: o.ID, State: "failed", Err: err, Text: "mapping " + o.ID + " is not mapped again"})
 			continue
 		}
@@ -101,9 +113,7 @@ func (h *Host) startMappings(old *state) {
 			m.backend = o.Backend
 		}
 		m.resume, m.restored = resume, true
-		// A device that is gone has no users that go on with it. Nor has one of a machine that was
-		// started since.
-		if m.again = old.Boot == h.store.boot && (s.As != AsNBD || resume || !told); m.again {
+		if m.again = again; again {
 			m.kept = o.kept()
 		}
 		h.work.Go(func() { // ends when it is there, unmapped, or the Host ends

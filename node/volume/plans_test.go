@@ -198,10 +198,15 @@ func TestWhatIsTakenUp(t *testing.T) {
 		t.Errorf("told are %v, want the export and five mappings", failed)
 	}
 	l := client.h.Mappings()
-	if len(l) != 1 || l[0].ID != "good" || k.count() != 0 {
+	if len(l) != 6 || l[0].ID != "good" || k.count() != 0 {
 		t.Errorf("there are %+v and %d devices", l, k.count())
 	}
-	if l := client.h.Exports(); len(l) != 1 || l[0].Name != "there" {
+	for _, m := range l[1:] { // they stay, and say why
+		if m.State != StateInit || m.LastError == "" {
+			t.Errorf("left: %+v", m)
+		}
+	}
+	if l := client.h.Exports(); len(l) != 2 || l[0].Name != "a/../b" || l[0].State != "failed" || l[1].Name != "there" || l[1].State == "failed" {
 		t.Errorf("there are the exports %+v", l)
 	}
 }

@@ -1,0 +1,84 @@
+package volume
+
+import (
+	"slices"
+
+	"github.com/rdsd/rdsd/blk/nbd"
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// leftover is an export or a mapping of the state that could not be taken up at the start,
+// because of a limit that is lower now, say. It stays in the state, for a start that can, until
+// it is ended by name, or another of its name is there.
+type leftover struct {
+	export  *exportState // or
+	mapping *mappingState
+	err     error // why
+}
+
+// leaveExport and leaveMapping keep what could not be taken up.
+func (h *Host) leaveExport(o *exportState, err error) {
+	h.mu.Lock()
+	h.leftovers = append(h.leftovers, leftover{export: o, err: err})
+	h.mu.Unlock()
+}
+
+// again: those who use it may still be there.
+func (h *Host) leaveMapping(o *mappingState, again bool, err error) {
+	if !again { // written down as of this start of the machine, it would say that they are
+		o.Verifier, o.SyncLost, o.Stale, o.Flushed = 0, false, false, false
+	}
+	h.mu.Lock()
+	h.leftovers = append(h.leftovers, leftover{mapping: o, err: err})
+	h.mu.Unlock()
+}
+
+// left lists those that nothing has taken the place of. mu is held.
+func (h *Host) left() (list []leftover) {
+	for _, l := range h.leftovers {
+		switch {
+		case l.export != nil && h.exports[l.export.Name] != nil:
+		case l.mapping != nil && slices.ContainsFunc(h.mappings, func(m *mapping) bool { return m.id == l.mapping.ID }):
+		default:
+			list = append(list, l)
+		}
+	}
+	return list
+}
+
+// called reports whether what names a mapping that was left, as by find.
+func (l *leftover) called(what string) bool {
+	s := l.mapping
+	return s != nil && what != "" && slices.Contains([]string{s.ID, s.Socket, s.Device, s.Node + ":" + s.Name, nbd.URI(s.Socket, s.Name)}, what)
+}
+
+// forgetLeft ends those that is tells of, and reports whether there were any. The state is to
+// be saved then.
+func (h *Host) forgetLeft(is func(l *leftover) bool) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	n := len(h.leftovers)
+	h.leftovers = slices.DeleteFunc(h.leftovers, func(l leftover) bool { return is(&l) })
+	return len(h.leftovers) < n
+}
+
+func (l *leftover) exportInfo() ExportInfo {
+	return ExportInfo{ExportSpec: l.export.spec(), Origin: OriginCall, State: "failed", Error: l.err.Error()}
+}
+
+func (l *leftover) mappingInfo() MappingInfo {
+	s, _ := l.mapping.spec() // as far as it can be read
+	return MappingInfo{MapSpec: s, State: StateInit, LastError: l.err.Error()}
+}
+
+// leftMapping finds a mapping that was left; ErrNotFound is err. mu is held.
+func (h *Host) leftMapping(what string, err error) (MappingInfo, error) {
+	if rdserr.Errno(err) == rdserr.ErrNotFound.Errno {
+		for _, l := range h.left() {
+			if l.called(what) {
+				return l.mappingInfo(), nil
+			}
+		}
+	}
+	return MappingInfo{}, err
+}

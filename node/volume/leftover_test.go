@@ -1,0 +1,113 @@
+package volume
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"syscall"
+	"testing"
+)
+
+// TestTakenPortAtTheStart: a persistent export whose port another program has is not lost by
+// that, and the start says why it failed.
+func TestTakenPortAtTheStart(t *testing.T) {
+	server := newServerNode(t, freePort(t))
+	server.start()
+	s := file(t, "disk", 8<<20)
+	s.Persist = true
+	mustExport(t, server.h, s)
+	provider := server.h.transports[0].Provider
+	server.stop()
+	l, err := net.Listen("tcp", fmt.Sprintf("%s:%d", server.node(), server.cfg.Port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := newHost(server.cfg, Deps{Provider: provider}, kernelDriver); !errors.Is(err, syscall.EADDRINUSE) {
+		t.Errorf("a start on a port that is taken: %v", err)
+	}
+	l.Close()
+	server.start()
+	if l := server.h.Exports(); len(l) != 1 || l[0].Name != "disk" || l[0].Error != "" {
+		t.Errorf("afterwards: %+v", l)
+	}
+}
+
+// TestLimitsThatWereLoweredOnce: what a start has no room for stays, until it is ended by name.
+func TestLimitsThatWereLoweredOnce(t *testing.T) {
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	server.start()
+	client.start()
+	maps := map[string]string{} // id by name
+	for _, name := range []string{"a", "b", "c"} {
+		s := file(t, name, 8<<20)
+		s.Persist = true
+		mustExport(t, server.h, s)
+		maps[name] = mustMap(t, client.h, MapSpec{Node: server.node(), Name: name, Persist: true}).ID
+	}
+	// states lists what is there, with a mark at what could not be taken up.
+	exports := func() (list []string) {
+		for _, x := range server.h.Exports() {
+			if x.State == "failed" {
+				x.Name += "!"
+			}
+			list = append(list, x.Name)
+		}
+		return list
+	}
+	mappings := func() (list []string) {
+		for _, m := range client.h.Mappings() {
+			if i, err := client.h.Mapping(m.ID); err != nil || i.Name != m.Name {
+				t.Errorf("%s: %+v, %v", m.ID, i, err)
+			}
+			if m.State != StateOpen {
+				m.Name += "!"
+			}
+			list = append(list, m.Name)
+		}
+		return list
+	}
+	both := func(what string, x, m []string) {
+		t.Helper()
+		if got := exports(); !slices.Equal(got, x) {
+			t.Errorf("%s: exports %v; want %v", what, got, x)
+		}
+		eventually(t, fmt.Sprintf("%s: mappings %v", what, m), func() bool { return slices.Equal(mappings(), m) })
+	}
+	again := func(most int) {
+		client.stop()
+		server.stop()
+		server.cfg.MaxExports, client.cfg.MaxMappings = most, most
+		server.start()
+		client.start()
+	}
+	again(1)
+	list := exports()
+	slices.Sort(list)
+	var room string // the one that had it
+	for _, n := range list {
+		if len(n) == 1 {
+			room = n
+		}
+	}
+	if len(list) != 3 || room == "" {
+		t.Fatalf("with room for one: %v", list)
+	}
+	if f, err := server.h.Check(testCtx(t), ""); err != nil || !slices.ContainsFunc(f, func(f Finding) bool { return f.Severity == SeverityError && f.What != "export "+room }) {
+		t.Errorf("%+v, %v", f, err)
+	}
+	again(3)
+	both("with room for all", []string{"a", "b", "c"}, []string{"a", "b", "c"})
+	again(1)
+	for _, n := range []string{"a", "b", "c"} { // one is there, the others were left
+		if err := server.h.Unexport(testCtx(t), n, true); err != nil {
+			t.Errorf("unexport %s: %v", n, err)
+		}
+		if err := client.h.Unmap(testCtx(t), maps[n], true); err != nil {
+			t.Errorf("unmap %s: %v", n, err)
+		}
+	}
+	again(3)
+	both("ended by name", nil, nil)
+}
