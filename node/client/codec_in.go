@@ -10,8 +10,7 @@ import (
 	"github.com/rdsd/rdsd/api/rdsd/v1/fastwire"
 )
 
-// maxBatchDatagrams bounds what one SendBatch makes the daemon do under the
-// engine's lock.
+// maxBatchDatagrams bounds what one SendBatch makes the daemon do.
 const maxBatchDatagrams = 65536
 
 // inBatch is a SendBatch. Its slices are reused.

@@ -22,6 +22,10 @@ type rawEndpoint struct {
 	addr    netip.Addr // invalid unless addrLen is 4 or 16
 	addrLen int
 	port    uint32
+	// refused is why nothing of its batch goes there any more, from stretch since on
+	// (offering); nil while something may.
+	refused error
+	since   uint32
 }
 
 func (e *rawEndpoint) setAddress(b []byte) {

@@ -29,6 +29,7 @@ type Deps struct {
 type Front struct {
 	deps    Deps
 	sockets *socketTable
+	sends   *access.Turns // of long batches
 
 	refusals atomic.Int32 // under way
 
@@ -54,6 +55,7 @@ func New(d Deps) *Front {
 	return &Front{
 		deps:    d,
 		sockets: newSocketTable(l.MaxSockets, l.MaxSocketsPerUID, d.Memory),
+		sends:   access.NewTurns(1, 0),
 		conns:   map[*shm.Conn]struct{}{},
 		rings:   map[*ringSock]struct{}{},
 	}

@@ -1,15 +1,10 @@
 package client
 
 import (
-	"fmt"
-	"net/netip"
-	"time"
-
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
-	"github.com/rdsd/rdsd/wire"
 )
 
 // maxBatchErrors bounds the entries of SendResult.errors that carry a text.
@@ -96,8 +91,8 @@ func (a *sendSlab) undo(n int) { a.off -= n }
 // end forgets the memory: what is left of it goes with the datagrams in it.
 func (a *sendSlab) end() { *a = sendSlab{} }
 
-// send offers a batch to the engine in one step and queues the answer, unless
-// some of it has to wait.
+// send offers a batch to the engine and queues the answer, unless some of it has
+// to wait.
 func (s *sockStream) send(b *inBatch) {
 	s.front.deps.Count.SendBatches.Add(1)
 	if b.refused != nil {
@@ -124,123 +119,31 @@ func (s *sockStream) send(b *inBatch) {
 			return
 		}
 	}
-	call := sendCall{id: b.id, firstTag: b.firstTag, left: len(b.lengths), bytes: len(b.payload), datagrams: len(b.lengths)}
-	var waiting *sendCall // call, on the heap, once something of it waits
-	_, now := s.eng.Lock()
-	var deadline time.Duration
-	if b.timeout > 0 {
-		deadline = now + b.timeout
+	o := offering{s: s, b: b, runDest: -1, call: sendCall{id: b.id, firstTag: b.firstTag, left: len(b.lengths), bytes: len(b.payload), datagrams: len(b.lengths)}}
+	if !o.offer() {
+		return // the client is gone
 	}
-	most := min(s.sock.Options().SndBufBytes, wire.MaxDatagram)
-	off, run, runDest := 0, 0, -1
-	for i := 0; i < len(b.lengths); i++ {
-		if k := s.sendRun(now, b, i, off, most); k > 0 {
-			for _, l := range b.lengths[i : i+k] {
-				off += int(l)
-			}
-			call.accepted += uint32(k)
-			call.left -= k
-			if i += k; i == len(b.lengths) {
-				break
-			}
-			run, runDest = 0, -1
-		}
-		n := int(b.lengths[i])
-		p := b.payload[off : off+n]
-		off += n
-		k := 0
-		if len(b.index) > 0 {
-			k = int(b.index[i])
-		}
-		d := &b.dests[k]
-		if d.addrLen != 4 && d.addrLen != 16 || d.port > 65535 {
-			call.refuse(i, rdserr.With(rdserr.ErrInvalid, "%s", d.problem(fmt.Sprintf("send.destination[%d]", k))))
-			continue
-		}
-		if n <= most { // else the engine refuses it, and it is not worth a copy
-			if k != runDest {
-				run, runDest = b.runBytes(i, k), k
-				s.slab.end()
-			}
-			p = s.slab.take(p, run)
-			run -= n
-		}
-		dst := netip.AddrPortFrom(d.addr, uint16(d.port))
-		tag := b.firstTag + uint64(i)
-		var err error
-		queued := false
-		if b.wait {
-			if waiting == nil {
-				waiting = &sendCall{}
-			}
-			queued, err = s.sock.SendWait(now, dst, p, tag, rds.Report(b.want), deadline, waiting)
-		} else {
-			err = s.sock.Send(now, dst, p, tag, rds.Report(b.want))
-		}
-		switch {
-		case err != nil:
-			if n <= most {
-				s.slab.undo(n)
-			}
-			call.refuse(i, err)
-		case !queued:
-			call.accepted++
-			call.left--
-		}
+	if o.rejected > 0 {
+		s.front.deps.Count.SendRejected.Add(uint64(o.rejected))
 	}
-	s.slab.end()
-	done := call.left == 0
-	if !done {
-		*waiting = call
-	}
-	s.eng.Unlock()
-	if n := len(b.lengths) - int(call.accepted) - call.left; n > 0 {
-		s.front.deps.Count.SendRejected.Add(uint64(n))
-	}
-	if done {
+	if call := &o.call; call.left == 0 {
 		if b.wait {
 			s.releaseWindow(call.bytes, call.datagrams)
 		}
 		if b.later && len(call.errs) == 0 {
 			s.replyLater(call.result())
 		} else {
-			s.reply(s.heavy(&call))
+			s.reply(s.heavy(call))
 		}
 	}
-}
-
-// sendRun accepts what it can, at once, of the datagrams from i on that go the
-// same way, and says how many. Their payload begins at off.
-func (s *sockStream) sendRun(now time.Duration, b *inBatch, i, off, most int) int {
-	d := 0
-	if len(b.index) > 0 {
-		d = int(b.index[i])
-	}
-	dst := &b.dests[d]
-	if dst.addrLen != 4 && dst.addrLen != 16 || dst.port > 65535 {
-		return 0
-	}
-	j, bytes := i, 0
-	for ; j < len(b.lengths) && (len(b.index) == 0 || int(b.index[j]) == d); j++ {
-		n := int(b.lengths[j])
-		if n > most || bytes+n > slabBytes && j > i {
-			break
-		}
-		bytes += n
-	}
-	if j-i < 2 {
-		return 0
-	}
-	to := netip.AddrPortFrom(dst.addr, uint16(dst.port))
-	return s.sock.SendRun(now, to, b.payload[off:off+bytes], b.lengths[i:j], b.firstTag+uint64(i), rds.Report(b.want))
 }
 
 // runBytes is how many bytes of the batch, from datagram i on, go to
 // destination k without another between them.
 func (b *inBatch) runBytes(i, k int) int {
 	sum := 0
-	for j := i; j < len(b.lengths); j++ {
-		if len(b.index) > 0 && int(b.index[j]) != k {
+	for j := i; j < len(b.lengths) && j-i < maxRun; j++ {
+		if b.dest(j) != k {
 			break
 		}
 		if sum += int(b.lengths[j]); sum >= slabBytes {

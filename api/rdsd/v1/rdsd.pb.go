@@ -2426,7 +2426,7 @@ func (b0 RingGrant_builder) Build() *RingGrant {
 // SendBatch: datagrams in order. Datagram i has payload[sum(length[:i]):][:length[i]],
 // goes to destination[destination_index[i]] (to destination[0] when
 // destination_index is empty) and bears the tag first_tag+i.
-// A batch is taken in one step: once a datagram is refused for lack of room
+// A batch is taken as a whole: once a datagram is refused for lack of room
 // (EAGAIN, ENOBUFS), so are those behind it to the same destination.
 type SendBatch struct {
 	state                       protoimpl.MessageState `protogen:"opaque.v1"`
