@@ -25,6 +25,7 @@ type overflow struct {
 	q     []queued // those from first on; there are n
 	first int
 	n     int
+	most  int                    // it is no longer while its outcomes are one for each descriptor; 0: as long as it likes
 	base  int                    // entries that stood before q[0] and are gone
 	freed int                    // base + index of the EventFreed in q
 	dsts  map[netip.AddrPort]int // base + index of EventCongestion in q
@@ -161,7 +162,7 @@ func (h *Host) write(n uint64, id uint32, count int) {
 	h.finished += uint64(count)
 	if !i.marked {
 		i.marked = true
-		h.touched = append(h.touched, id)
+		h.touched = append(roomFor(h.touched, int(h.entries)), id)
 	}
 	if h.led != nil {
 		h.led.progress(id, int(i.shown), int(i.put))
@@ -176,7 +177,7 @@ func (o *overflow) add(v *Event, id uint32) {
 	if o.n == 0 {
 		o.q, o.first, o.base, o.freed = o.q[:0], 0, 0, -1
 		clear(o.dsts)
-	} else if o.first > 64 && o.first > len(o.q)/2 {
+	} else if o.first > 64 && o.first > len(o.q)/2 || len(o.q) == o.most && o.first >= len(o.q)/3 {
 		// Places are counted from the first event ever queued (base), so that dsts and freed
 		// stay right when the list moves down.
 		o.base += o.first
@@ -213,7 +214,7 @@ func (o *overflow) add(v *Event, id uint32) {
 		}
 		o.dsts[v.Dst] = o.base + len(o.q)
 	}
-	o.q = append(o.q, queued{*v, id})
+	o.q = append(roomFor(o.q, o.most), queued{*v, id})
 	o.n++
 }
 

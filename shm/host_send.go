@@ -73,12 +73,36 @@ type sendInfo struct {
 	marked bool   // in eventSide.touched
 }
 
+// What a page of a Growth takes, which is for GrowthEntries more descriptors under way: the page
+// of the ledger and, at this end, for each its entry, its place among the touched and an
+// event that waits for room, where half as many again have gone and keep their places.
+const (
+	GrowthEntries = sendsPerPage
+	GrowthBytes   = 4096 + GrowthEntries*(infoBytes+touchedBytes) + GrowthEntries*3/2*queuedBytes
+
+	infoBytes    = 24
+	touchedBytes = 4
+	queuedBytes  = 64
+)
+
 func (h *Host) initSend() {
 	h.sends.freed = none
 	h.entries = MaxOutstanding
 	if h.led != nil {
 		h.entries = sendsPerPage
 	}
+	h.overflow.most = int(h.entries) * 3 / 2
+}
+
+// Entries is how many descriptors may be under way, up to the next Grown.
+func (h *Host) Entries() int { return int(h.entries) }
+
+// roomFor makes room for one more in s: for twice as many, up to most.
+func roomFor[T any](s []T, most int) []T {
+	if len(s) < cap(s) || len(s) >= most {
+		return s
+	}
+	return append(make([]T, 0, min(max(2*len(s), 16), most)), s...)
 }
 
 // low notes that the usable part of the ledger's send table is nearly spent: the
@@ -92,7 +116,7 @@ func (h *Host) low() {
 
 // Growth tells the owner, once, that entries of the ledger's send table run out: the owner
 // calls LedgerRegion.Grow(from, pages) where that may block, and then Grown. Until then
-// posts may have to wait.
+// posts may have to wait. It takes GrowthBytes for each page.
 func (h *Host) Growth() (from uint32, pages int, wanted bool) {
 	if h.growth != growthWanted {
 		return 0, 0, false
@@ -113,6 +137,7 @@ func (h *Host) Grown(pages int) {
 		h.growth = growthFailed
 	}
 	h.entries += uint32(pages) * sendsPerPage
+	h.overflow.most = int(h.entries) * 3 / 2
 	h.led.pages += uint32(pages)
 	h.refresh()
 }
@@ -275,7 +300,7 @@ func (h *Host) Taken(p *Post, dst Target, accepted bool) (id uint32, cell *uint6
 		t.freed = t.info[id].next
 	} else {
 		id = uint32(len(t.info))
-		t.info = append(t.info, sendInfo{})
+		t.info = append(roomFor(t.info, int(h.entries)), sendInfo{})
 	}
 	t.info[id] = sendInfo{bytes: uint32(len(p.Body)), cookie: p.Cookie, count: uint16(p.Count), left: uint16(p.Count)}
 	t.n++

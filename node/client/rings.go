@@ -59,7 +59,7 @@ type ringSock struct {
 	post          shm.Post
 	reserved      int    // slots being read into
 	reservedBytes uint64 // that they are for
-	grown         int64  // bytes that the ledger has more for it than at first
+	grown         int64  // bytes that are charged for more descriptors under way than at first
 	begun         bool   // the rings are served, and the client can be told things; before that nobody polls
 	early         error  // why it ends as soon as it begins; of the reactor's thread
 	closed        bool   // the engine's socket is; written on the reactor's thread with the lock, so that either may read it
@@ -220,10 +220,18 @@ func (r *ringSock) lag() {
 	r.findOut()
 }
 
+// growthBytes is what a page of the ledger's for more descriptors under way takes, with what is
+// kept here for each of them.
+const (
+	growthBytes = shm.GrowthBytes + shm.GrowthEntries*postBytes
+	postBytes   = 16
+)
+
 // growLedger allocates entries of the ledger for more descriptors under way: in a
-// goroutine, for the file system may take its time.
+// goroutine, for the file system may take its time. What these have at this end is paid
+// for with them.
 func (r *ringSock) growLedger(from uint32, pages int) {
-	bytes := int64(pages) << 12
+	bytes := growthBytes * int64(pages)
 	err := r.purse.account.Take(quota.Sockets, bytes)
 	if err == nil {
 		if err = r.led.Grow(from, pages); err != nil {
@@ -299,8 +307,9 @@ func (r *ringSock) take(now time.Duration, l rds.Limits) bool {
 	// Between admission and acceptance, because a datagram for this same address has its outcome,
 	// and its number in the cell, before PostAdmitted returns (docs/adr/0021).
 	id, cell := r.End.Taken(p, f.target, true)
-	for int(id) >= len(r.posts) {
-		r.posts = append(r.posts, ringPost{})
+	if n := len(r.posts); int(id) >= n {
+		r.posts = append(make([]ringPost, 0, min(max(2*n, int(id)+1, shm.GrowthEntries), r.End.Entries())), r.posts...)
+		r.posts = r.posts[:cap(r.posts)]
 	}
 	r.posts[id] = ringPost{slot: p.Slot, bytes: uint32(len(p.Body)), left: uint32(p.Count)}
 	r.sock.PostAdmitted(now, f.dest, p.Train, id, p.Tag, rds.Report(p.Want), cell)

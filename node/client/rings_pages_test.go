@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -290,8 +291,8 @@ func TestPagesLacked(t *testing.T) {
 	}
 }
 
-// TestLedgerIsPaid: what the ledger grows by for the datagrams that a socket has under way is
-// charged to its user until the socket is gone.
+// TestLedgerIsPaid: what the ledger grows by for the datagrams that a socket has under way, and the
+// daemon's tables with it, is charged to its user until the socket is gone.
 func TestLedgerIsPaid(t *testing.T) {
 	n, cfg := startClients(t)
 	client := dialRings(t, cfg)
@@ -310,7 +311,14 @@ func TestLedgerIsPaid(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	await.Until(t, 5*time.Second, "the ledger has grown, and is paid for", func() bool { return sockets() >= before+256*64-4096 })
+	if n := unsafe.Sizeof(ringPost{}); n != postBytes {
+		t.Errorf("a descriptor under way has %d bytes, want %d", n, postBytes)
+	}
+	const each = 204 // in the ledger, and what is kept of it here
+	await.Until(t, 5*time.Second, "it has grown for 300 descriptors, and is paid for", func() bool { return sockets() >= before+(300-64)*each })
+	if got := sockets() - before; got != (512-64)*each {
+		t.Errorf("%d bytes are paid for", got)
+	}
 	s.Close()
 	await.Until(t, 5*time.Second, "nothing is paid for", func() bool { return sockets() == 0 })
 }
