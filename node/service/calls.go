@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/config"
@@ -51,8 +52,9 @@ type callConn struct {
 	id      config.Identity
 	once    sync.Once
 	release func()
-	pace    *pace // of its user
-	called  bool  // the last read had calls in it; the reader's
+	shut    sync.Once // the connection below; who comes second waits
+	pace    *pace     // of its user
+	called  bool      // the last read had calls in it; the reader's
 
 	mu      sync.Mutex // guards what follows
 	in, out frames
@@ -65,7 +67,7 @@ type callConn struct {
 	half    int                    // streams in the middle of a message
 	last    time.Time              // of the last read
 	waits   bool                   // for memory
-	ended   bool                   // by evict: what it waits for will not come
+	ended   bool                   // by evict or sweep: what it waits for will not come
 	bad     error                  // what the client may not do
 	failed  error                  // of the first read or write that failed
 }
@@ -93,6 +95,8 @@ type callTable struct {
 	count     *base.Counters
 	paces     paces
 	perSecond func() float64 // calls a user may make; nil: they are read as they come
+	guard     *guard.Guard
+	parting   sync.WaitGroup // of part
 
 	mu      sync.Mutex
 	conns   map[*callConn]struct{} // guarded by mu
@@ -314,7 +318,7 @@ func (s *callStream) taken(n int64) {
 	s.received -= n
 }
 
-// Close gives everything back.
+// Close gives everything back, its client's place when the connection below is closed.
 func (c *callConn) Close() error {
 	c.once.Do(func() {
 		t := c.table
@@ -329,9 +333,20 @@ func (c *callConn) Close() error {
 		c.account.Give(quota.Clients, c.opened)
 		c.taken, c.opened, c.owed, c.half = 0, 0, 0, 0
 		c.mu.Unlock()
-		c.release()
+		t.part(c, c.release)
 	})
-	return c.Conn.Close()
+	return nil
+}
+
+// part closes the connection below, and calls after then. That takes as long as a descriptor likes
+// that the client has sent: a read or the close itself may be the last to let go of it. So it is
+// done in a goroutine, which ends with it: one when a connection is ended, and one for Close.
+func (t *callTable) part(c *callConn, after func()) {
+	t.parting.Go(func() {
+		defer t.guard.Recover(guard.Call, nil)
+		c.shut.Do(func() { _ = c.Conn.Close() }) // nobody is left to be told
+		after()
+	})
 }
 
 // tell says of a connection with calls under way that it is closed, if that was not its client's doing and
@@ -406,7 +421,7 @@ func (t *callTable) evict(now time.Time, who *callConn, why error) {
 		idle.c.mu.Lock()
 		idle.c.ended = true
 		idle.c.mu.Unlock()
-		_ = idle.c.Conn.Close()
+		t.part(idle.c, func() {})
 	}
 }
 
@@ -425,11 +440,12 @@ func (t *callTable) sweep(now time.Time) {
 	defer t.mu.Unlock()
 	for c := range t.conns {
 		c.mu.Lock()
-		stale := c.half > 0 && !c.waits && now.Sub(c.last) > callStale
+		stale := c.half > 0 && !c.waits && !c.ended && now.Sub(c.last) > callStale
+		c.ended = c.ended || stale
 		c.mu.Unlock()
 		if stale {
 			t.refuse(c, rdserr.With(rdserr.ErrTimeout, "nothing more of a message in %v", callStale))
-			_ = c.Conn.Close()
+			t.part(c, func() {})
 		}
 	}
 }

@@ -81,6 +81,7 @@ func TestEvict(t *testing.T) {
 			}
 		}
 		table.evict(now, asks, why)
+		table.parting.Wait()
 		for name, c := range conns {
 			if (c.closed == 1) != (name == x.want) || c.closed > 1 {
 				t.Errorf("%s: %s was closed %d times", x.what, name, c.closed)
@@ -107,6 +108,8 @@ func TestSweepOfCalls(t *testing.T) {
 	add("waits", time.Hour, 1, true)
 	add("between", time.Hour, 0, false)
 	table.sweep(now)
+	table.sweep(now) // it is not ended twice
+	table.parting.Wait()
 	for name, c := range conns {
 		if (c.closed == 1) != (name == "silent") {
 			t.Errorf("%s: closed %d times", name, c.closed)
@@ -114,6 +117,53 @@ func TestSweepOfCalls(t *testing.T) {
 	}
 	if n := table.count.ClientsRefused.Load(); n != 1 {
 		t.Errorf("%d counted", n)
+	}
+}
+
+// slowConn is a connection whose close takes until go is closed.
+type slowConn struct {
+	net.Conn
+	begun, goes chan struct{}
+}
+
+func (c *slowConn) Close() error { close(c.begun); <-c.goes; return nil }
+
+// TestSlowCloses: a connection whose close waits for something is ended like others, and nobody
+// waits for it; its client has its place until it is closed, whoever else closes it meanwhile.
+func TestSlowCloses(t *testing.T) {
+	now := time.Now()
+	memory := quota.New(64<<20, nil)
+	why := errors.New("full")
+	ends := map[string]func(*callTable, *callConn){
+		"sweep":  func(t *callTable, _ *callConn) { t.sweep(now) },
+		"evict":  func(t *callTable, c *callConn) { t.evict(now, c, why) },
+		"itself": func(_ *callTable, c *callConn) { c.Close() },
+	}
+	for what, end := range ends {
+		table := &callTable{log: slog.New(slog.DiscardHandler), count: &base.Counters{}, conns: map[*callConn]struct{}{}}
+		slow := &slowConn{begun: make(chan struct{}), goes: make(chan struct{})}
+		released := make(chan struct{})
+		account := memory.Account(quota.User(1))
+		c := table.wrap(slow, config.Identity{UID: 1}, account, func() { account.Close(); close(released) })
+		c.mu.Lock()
+		c.half, c.last = 1, now.Add(-time.Hour)
+		c.mu.Unlock()
+		end(table, c)
+		<-slow.begun
+		other := table.wrap(&closedConn{}, config.Identity{UID: 1}, memory.Account(quota.User(1)), func() {})
+		other.Close()
+		c.Close()
+		select {
+		case <-released:
+			t.Errorf("%s: the place is free, and the connection not closed", what)
+		default:
+		}
+		close(slow.goes)
+		table.parting.Wait()
+		<-released
+		if len(table.conns) > 0 {
+			t.Errorf("%s: %d connections are left", what, len(table.conns))
+		}
 	}
 }
 

@@ -85,7 +85,7 @@ func New(d Deps) *Front {
 	f := &Front{deps: d, metrics: grpcprom.NewServerMetrics(), health: health.NewServer(),
 		pings: newStanding("pings", maxPings), watches: newStanding("watches of congestion", maxWatches),
 		volumeWatches: newStanding("watches of volumes", maxWatches), answers: newAnswers(d.Memory)}
-	f.calls = &callTable{log: d.Log, count: d.Count, conns: map[*callConn]struct{}{}, perSecond: func() float64 {
+	f.calls = &callTable{log: d.Log, count: d.Count, guard: d.Guard, conns: map[*callConn]struct{}{}, perSecond: func() float64 {
 		perSecond, _ := d.Limiter.Limits()
 		return float64(perSecond)
 	}}

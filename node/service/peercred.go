@@ -64,13 +64,14 @@ func (c *peerCreds) refuse(conn net.Conn, id config.Identity, level credentials.
 		c.refusals.Add(-1)
 		return nil, nil, err
 	}
-	end := time.AfterFunc(refusedLife, func() {
-		defer c.guard.Recover(guard.Call, nil)
-		conn.Close()
-	})
 	account := c.memory.Account(quota.User(id.UID)) // for what it sends meanwhile
-	release := func() { end.Stop(); c.refusals.Add(-1); account.Close() }
-	return c.calls.wrap(c.measured(conn, id), id, account, release), authInfo{credentials.CommonAuthInfo{SecurityLevel: level}, id, base.NoDescriptors(err)}, nil
+	var end *time.Timer
+	k := c.calls.wrap(c.measured(conn, id), id, account, func() { end.Stop(); c.refusals.Add(-1); account.Close() })
+	end = time.AfterFunc(refusedLife, func() {
+		defer c.guard.Recover(guard.Call, nil)
+		c.calls.part(k, func() {})
+	})
+	return k, authInfo{credentials.CommonAuthInfo{SecurityLevel: level}, id, base.NoDescriptors(err)}, nil
 }
 
 // measured ends a client's connection when it is too costly to be woken.

@@ -5,9 +5,11 @@ import (
 	"log/slog"
 	"net"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/credentials"
 
+	"github.com/rdsd/rdsd/internal/await"
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/node/base"
@@ -44,6 +46,7 @@ func TestSoManyAreTold(t *testing.T) {
 		}
 	}
 	told[0].Close()
+	await.Until(t, 10*time.Second, "it is closed", func() bool { return c.refusals.Load() < maxRefusals })
 	if _, err := refuse(); err != nil {
 		t.Errorf("after one had ended: %v", err)
 	}
