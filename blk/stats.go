@@ -100,6 +100,18 @@ type OpCounts struct {
 // request may slip through, so it is a picture, not an account.
 func (c *OpCounts) InFlight() uint64 { return max(c.Submitted, c.Completed) - c.Completed }
 
+// Add adds what another device counted.
+func (c *OpCounts) Add(n *OpCounts) {
+	c.Submitted += n.Submitted
+	c.Completed += n.Completed
+	c.Errors += n.Errors
+	c.Bytes += n.Bytes
+	c.Time += n.Time
+	for i := range n.Latency {
+		c.Latency[i] += n.Latency[i]
+	}
+}
+
 // LatencyBound is the upper bound of bucket i of OpCounts.Latency; the last
 // bucket has none and gives 0.
 func LatencyBound(i int) time.Duration {

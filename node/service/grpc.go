@@ -92,7 +92,7 @@ func New(d Deps) *Front {
 	if d.Host != nil {
 		f.hour = webpage.NewKeeper(d.Host)
 	}
-	f.registry = newRegistry(newCollector(f.snapshot, d.Count, d.Guard), newQueueCollector(f.readFigures, d.Guard), newProblemCollector(f.readProblems, d.Guard), newVolumeCollector(f.readVolumes), newRDMACollector(d.RDMA), f.metrics)
+	f.registry = newRegistry(newCollector(f.snapshot, d.Count, d.Guard), newQueueCollector(f.readFigures, d.Guard), newProblemCollector(f.readProblems, d.Guard), newVolumeCollector(f.readVolumes, d.Guard), newRDMACollector(d.RDMA), f.metrics)
 	return f
 }
 

@@ -27,6 +27,9 @@ const (
 	httpProfile     = 5 * time.Minute  // and a profile, which takes as long as it was asked for
 )
 
+// metricsOptions of /metrics. One series that is wrong does not cost all the others.
+var metricsOptions = promhttp.HandlerOpts{EnableOpenMetrics: true, DisableCompression: true, ErrorHandling: promhttp.ContinueOnError}
+
 // Page serves /metrics, /healthz, /readyz and the page for people.
 type Page struct {
 	srv      *http.Server
@@ -47,7 +50,7 @@ func (f *Front) ListenHTTP(l net.Listener, state func() NodeStatus) *Page {
 
 func listenHTTP(c *config.HTTP, l net.Listener, reg *prometheus.Registry, g *guard.Guard, people *webpage.Page, state func() NodeStatus) *Page {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", people.OfThisNode(newKeptPage(promhttp.HandlerFor(reg, promhttp.HandlerOpts{EnableOpenMetrics: true, DisableCompression: true}))))
+	mux.Handle("GET /metrics", people.OfThisNode(newKeptPage(promhttp.HandlerFor(reg, metricsOptions))))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		s := state()

@@ -33,7 +33,7 @@ func metricTable(t *testing.T) string {
 			c.Field(f).SetUint(1)
 		}
 		s.holders = []base.Budget{{Name: "memory of uid 7", Used: 1}}
-	}, n.deps.Count, n.deps.Guard), newQueueCollector(busyFigures, nil), newProblemCollector(busyProblems, nil), newVolumeCollector(busyVolumes), newRDMACollector(busyRDMA))
+	}, n.deps.Count, n.deps.Guard), newQueueCollector(busyFigures, nil), newProblemCollector(busyProblems, nil), newVolumeCollector(busyVolumes, nil), newRDMACollector(busyRDMA))
 	families, err := r.Gather()
 	if err != nil {
 		t.Fatal(err)

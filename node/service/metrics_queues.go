@@ -90,8 +90,9 @@ func (c *queueCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	// Ports change while they are counted.
 	p.gauge(c.portsOmitted, float64(max(total-len(f.Ports), 0)))
-	for i := range f.Ports {
-		c.collectPort(p, &f.Ports[i])
+	ports := mergePorts(f.Ports)
+	for i := range ports {
+		c.collectPort(p, &ports[i])
 	}
 	p.gauge(c.received, float64(f.Sums.RecvQueued))
 	p.gauge(c.receivedN, float64(f.Sums.RecvDatagrams))
@@ -129,6 +130,34 @@ func (c *queueCollector) collectPeers(p *page, l []datagram.PeerFigures) {
 	}
 }
 
+// mergePorts makes one of those that are the same port: of a peer that is linked with
+// several addresses of this node, each has its own news.
+func mergePorts(list []datagram.PortFigures) []datagram.PortFigures {
+	type port struct {
+		side     string
+		endpoint netip.AddrPort
+	}
+	var merged []datagram.PortFigures
+	at := map[port]int{}
+	for _, f := range list {
+		key := port{f.Side, f.Endpoint}
+		k, there := at[key]
+		if !there {
+			at[key] = len(merged)
+			merged = append(merged, f)
+			continue
+		}
+		m := &merged[k]
+		m.Age = max(m.Age, f.Age)
+		m.Blocked += f.Blocked
+		m.Waiting += f.Waiting
+		if f.Known && !m.Known {
+			m.Known, m.PortReader = true, f.PortReader
+		}
+	}
+	return merged
+}
+
 func (c *queueCollector) collectPort(p *page, f *datagram.PortFigures) {
 	addr, port := endpointLabels(f.Endpoint)
 	p.gauge(c.portAge, f.Age.Seconds(), f.Side, addr, port)
@@ -140,11 +169,13 @@ func (c *queueCollector) collectPort(p *page, f *datagram.PortFigures) {
 	p.gauge(c.portQueued, float64(f.QueuedBytes), f.Side, addr, port)
 	p.gauge(c.portReader, 1, f.Side, addr, port, strconv.Itoa(int(f.UID)), strconv.Itoa(int(f.PID)))
 	rest := float64(f.QueuedBytes)
+	var filled sums // a peer may name a sender twice
 	for _, k := range f.Fillers {
-		p.gauge(c.portFilled, float64(k.Bytes), f.Side, addr, port, k.Source.String())
+		filled.add(float64(k.Bytes), []string{f.Side, addr, port, k.Source.String()})
 		rest -= float64(k.Bytes)
 	}
-	p.gauge(c.portFilled, max(rest, 0), f.Side, addr, port, "others")
+	filled.add(max(rest, 0), []string{f.Side, addr, port, "others"})
+	p.sums(c.portFilled, prometheus.GaugeValue, &filled)
 }
 
 func endpointLabels(a netip.AddrPort) (addr, port string) {

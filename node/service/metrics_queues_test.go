@@ -102,7 +102,7 @@ func TestScrapeOfManyIsBounded(t *testing.T) {
 				c.Field(f).SetUint(1)
 			}
 		}
-	}, n.deps.Count, n.deps.Guard), newQueueCollector(n.services.readFigures, n.deps.Guard), newProblemCollector(n.services.readProblems, n.deps.Guard), newVolumeCollector(n.services.readVolumes))
+	}, n.deps.Count, n.deps.Guard), newQueueCollector(n.services.readFigures, n.deps.Guard), newProblemCollector(n.services.readProblems, n.deps.Guard), newVolumeCollector(n.services.readVolumes, n.deps.Guard))
 	h := promhttp.HandlerFor(r, promhttp.HandlerOpts{DisableCompression: true})
 	page, best := "", time.Hour
 	for range 5 {
@@ -160,5 +160,46 @@ func crowd(t *testing.T, h *datagram.Local) {
 		if i < 100 {
 			pe.CongestionMap(now, full)
 		}
+	}
+}
+
+// TestOnePortWithTwoAddresses: a port of a peer that is linked with two addresses of this
+// node is one port, whatever the peer says of it, and the page has all the rest.
+func TestOnePortWithTwoAddresses(t *testing.T) {
+	port, source := netip.MustParseAddrPort("10.0.0.2:5000"), netip.MustParseAddrPort("10.0.0.1:4000")
+	r := prometheus.NewPedanticRegistry()
+	r.MustRegister(newQueueCollector(func(f *datagram.Figures) {
+		busyFigures(f)
+		f.Ports = []datagram.PortFigures{
+			{Side: datagram.SideSender, Endpoint: port, Age: 3 * time.Second, Blocked: 1, Waiting: 2},
+			{Side: datagram.SideSender, Endpoint: port, Age: time.Second, Blocked: 4, Waiting: 1, Known: true,
+				PortReader: datagram.PortReader{UID: 7, PID: 77, QueuedBytes: 1000, Fillers: []rds.Culprit{{Source: source, Bytes: 300}, {Source: source, Bytes: 200}}}},
+			{Side: datagram.SideReader, Endpoint: port},
+		}
+	}, nil))
+	want := `
+# HELP rdsd_congested_port_age_seconds For how long the port has been congested.
+# TYPE rdsd_congested_port_age_seconds gauge
+rdsd_congested_port_age_seconds{address="10.0.0.2",port="5000",side="reader"} 0
+rdsd_congested_port_age_seconds{address="10.0.0.2",port="5000",side="sender"} 3
+# HELP rdsd_congested_port_blocked_sends Sends of this node refused or made to wait since the port became congested.
+# TYPE rdsd_congested_port_blocked_sends gauge
+rdsd_congested_port_blocked_sends{address="10.0.0.2",port="5000",side="reader"} 0
+rdsd_congested_port_blocked_sends{address="10.0.0.2",port="5000",side="sender"} 5
+# HELP rdsd_congested_port_filled_bytes Unread payload of one sender in the receive queue of the port, of those with most; source others: the rest.
+# TYPE rdsd_congested_port_filled_bytes gauge
+rdsd_congested_port_filled_bytes{address="10.0.0.2",port="5000",side="sender",source="10.0.0.1:4000"} 500
+rdsd_congested_port_filled_bytes{address="10.0.0.2",port="5000",side="sender",source="others"} 500
+# HELP rdsd_congested_port_waiting_sockets Sockets of this node that wait to send to the port.
+# TYPE rdsd_congested_port_waiting_sockets gauge
+rdsd_congested_port_waiting_sockets{address="10.0.0.2",port="5000",side="reader"} 0
+rdsd_congested_port_waiting_sockets{address="10.0.0.2",port="5000",side="sender"} 3
+# HELP rdsd_metrics_ports_omitted Congested ports without series of their own, because others are congested for longer.
+# TYPE rdsd_metrics_ports_omitted gauge
+rdsd_metrics_ports_omitted 0
+`
+	if err := testutil.GatherAndCompare(r, strings.NewReader(want), "rdsd_congested_port_age_seconds", "rdsd_congested_port_blocked_sends",
+		"rdsd_congested_port_filled_bytes", "rdsd_congested_port_waiting_sockets", "rdsd_metrics_ports_omitted"); err != nil {
+		t.Error(err)
 	}
 }

@@ -1,11 +1,14 @@
 package service
 
 import (
+	"net/http/httptest"
 	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	dto "github.com/prometheus/client_model/go"
 
@@ -162,5 +165,20 @@ func TestHistogramForms(t *testing.T) {
 	}
 	if total != 7 || n != len(h.GetPositiveDelta()) {
 		t.Errorf("native buckets hold %d of 7 in %d of %d deltas", total, n, len(h.GetPositiveDelta()))
+	}
+}
+
+// TestOneWrongSeries: it does not cost the page all the others.
+func TestOneWrongSeries(t *testing.T) {
+	d := prometheus.NewDesc("rdsd_twice", "Twice.", nil, nil)
+	r := newRegistry(prometheus.CollectorFunc(func(ch chan<- prometheus.Metric) {
+		for range 2 {
+			ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, 1)
+		}
+	}))
+	w := httptest.NewRecorder()
+	promhttp.HandlerFor(r, metricsOptions).ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	if w.Code != 200 || !strings.Contains(w.Body.String(), "\nrdsd_build_info{") {
+		t.Errorf("%d %.200s", w.Code, w.Body)
 	}
 }

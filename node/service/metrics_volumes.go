@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/stats"
 	"github.com/rdsd/rdsd/node/volume"
 )
@@ -62,7 +63,8 @@ type opDescs struct{ latency, errors, bytes, inFlight *prometheus.Desc }
 
 // volumeCollector reads the volumes at scrape time.
 type volumeCollector struct {
-	read func(*volumeSnapshot)
+	read  func(*volumeSnapshot)
+	guard *guard.Guard
 
 	exports, mappings, sessions, omitted                      *prometheus.Desc
 	exportOpen, exportSize, exportUsers                       *prometheus.Desc
@@ -88,7 +90,7 @@ var pathCounters = []struct {
 	{"reconnects_failed", "reconnects that failed", func(p *volume.PathInfo) uint64 { return p.ReconnectsFailed }},
 }
 
-func newVolumeCollector(read func(*volumeSnapshot)) *volumeCollector {
+func newVolumeCollector(read func(*volumeSnapshot), g *guard.Guard) *volumeCollector {
 	d := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("rdsd_"+name, help, labels, nil)
 	}
@@ -105,7 +107,7 @@ func newVolumeCollector(read func(*volumeSnapshot)) *volumeCollector {
 	session := []string{"session", "role", "peer"}
 	path := []string{"session", "role", "source", "destination"}
 	c := &volumeCollector{
-		read:     read,
+		read: read, guard: g,
 		exports:  d("exports", "Exports, those opened below roots included."),
 		mappings: d("mappings", "Mapped volumes."),
 		sessions: d("volume_sessions", "Sessions for volumes.", "role"),
@@ -153,6 +155,7 @@ func (c *volumeCollector) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (c *volumeCollector) Collect(ch chan<- prometheus.Metric) {
+	defer c.guard.Recover(guard.Page, nil) // the library collects in goroutines of its own
 	var s volumeSnapshot
 	c.read(&s)
 	p := &page{ch: ch}
@@ -165,7 +168,7 @@ func (c *volumeCollector) Collect(ch chan<- prometheus.Metric) {
 	for role, n := range roles {
 		p.gauge(c.sessions, float64(n), role)
 	}
-	exports := most(p, s.exports, (*counted[volume.ExportInfo]).traffic)
+	exports := most(p, byName(s.exports), (*counted[volume.ExportInfo]).traffic)
 	for i := range exports {
 		e := &exports[i]
 		p.gauge(c.exportOpen, boolean(e.info.State == "open"), e.info.Name)
@@ -185,6 +188,33 @@ func (c *volumeCollector) Collect(ch chan<- prometheus.Metric) {
 	c.collectSessions(p, most(p, s.sessions, func(i *volume.SessionInfo) uint64 { return uint64(i.InFlight) }))
 	c.collectPaths(p, most(p, s.paths, func(i *volume.PathInfo) uint64 { return i.Reads + i.Writes }))
 	p.gauge(c.omitted, float64(p.omitted))
+}
+
+// byName adds up exports of one name: an export and volumes below several roots may have
+// the same, and names of files need not be text.
+func byName(list []counted[volume.ExportInfo]) []counted[volume.ExportInfo] {
+	var merged []counted[volume.ExportInfo]
+	at := map[string]int{}
+	for i := range list {
+		e := list[i]
+		e.info.Name = strings.ToValidUTF8(e.info.Name, "?")
+		k, there := at[e.info.Name]
+		if !there {
+			at[e.info.Name] = len(merged)
+			merged = append(merged, e)
+			continue
+		}
+		m := &merged[k]
+		if e.info.State == "open" {
+			m.info.State = e.info.State
+		}
+		m.info.Info.Size += e.info.Info.Size
+		m.info.Users = slices.Concat(m.info.Users, e.info.Users)
+		for op := range m.ops {
+			m.ops[op].Add(&e.ops[op])
+		}
+	}
+	return merged
 }
 
 func (c *volumeCollector) collectSessions(p *page, list []volume.SessionInfo) {

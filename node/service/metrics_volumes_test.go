@@ -44,7 +44,7 @@ func busyVolumes(s *volumeSnapshot) {
 
 func volumeRegistry(read func(*volumeSnapshot)) *prometheus.Registry {
 	r := prometheus.NewPedanticRegistry()
-	r.MustRegister(newVolumeCollector(read))
+	r.MustRegister(newVolumeCollector(read, nil))
 	return r
 }
 
@@ -164,7 +164,7 @@ func TestOperationsListsVolumeMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	ch := make(chan *prometheus.Desc, 100)
-	newVolumeCollector(busyVolumes).Describe(ch)
+	newVolumeCollector(busyVolumes, nil).Describe(ch)
 	close(ch)
 	for d := range ch {
 		_, rest, _ := strings.Cut(d.String(), `fqName: "`)
@@ -172,5 +172,39 @@ func TestOperationsListsVolumeMetrics(t *testing.T) {
 		if !strings.Contains(string(page), "`"+name+"`") {
 			t.Errorf("docs/operations.md does not list %s", name)
 		}
+	}
+}
+
+// Volumes of one name below two roots, beside an export that has it too, are added up, and a
+// name need not be text.
+func TestVolumesOfOneName(t *testing.T) {
+	r := volumeRegistry(func(s *volumeSnapshot) {
+		for _, name := range []string{"disk", "disk", "disk", "\xff", "\xfe"} {
+			e := counted[volume.ExportInfo]{info: volume.ExportInfo{State: "open", Info: blk.Info{Size: 4096}, Users: make([]volume.ExportUser, 1)}}
+			e.info.Name = name
+			e.ops[blk.OpRead] = blk.OpCounts{Submitted: 2, Completed: 1, Bytes: 7}
+			s.exports = append(s.exports, e)
+		}
+		s.exports[0].info.State = "closed"
+	})
+	want := `
+# HELP rdsd_export_bytes_total bytes of requests to the store that succeeded
+# TYPE rdsd_export_bytes_total counter
+rdsd_export_bytes_total{export="?",op="read"} 14
+rdsd_export_bytes_total{export="disk",op="read"} 21
+# HELP rdsd_export_open 1 while the store of the export is open.
+# TYPE rdsd_export_open gauge
+rdsd_export_open{export="?"} 1
+rdsd_export_open{export="disk"} 1
+# HELP rdsd_export_users Sessions that have the export open.
+# TYPE rdsd_export_users gauge
+rdsd_export_users{export="?"} 2
+rdsd_export_users{export="disk"} 3
+# HELP rdsd_exports Exports, those opened below roots included.
+# TYPE rdsd_exports gauge
+rdsd_exports 5
+`
+	if err := testutil.GatherAndCompare(r, strings.NewReader(want), "rdsd_export_bytes_total", "rdsd_export_open", "rdsd_export_users", "rdsd_exports"); err != nil {
+		t.Error(err)
 	}
 }

@@ -402,22 +402,11 @@ func counts(open []openVolume) (c [blk.NumOps]blk.OpCounts) {
 		seen[o.Device] = true
 		if s, ok := blk.As[*blk.Stats](o.Device); ok {
 			for op, n := range s.Counts() {
-				add(&c[op], &n)
+				c[op].Add(&n)
 			}
 		}
 	}
 	return c
-}
-
-func add(c, n *blk.OpCounts) {
-	c.Submitted += n.Submitted
-	c.Completed += n.Completed
-	c.Errors += n.Errors
-	c.Bytes += n.Bytes
-	c.Time += n.Time
-	for i := range n.Latency {
-		c.Latency[i] += n.Latency[i]
-	}
 }
 
 func opCounters(c [blk.NumOps]blk.OpCounts) []OpCounters {
