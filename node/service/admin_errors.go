@@ -25,9 +25,9 @@ func (a *adminServer) ListErrors(context.Context, *rdsdv1.ListErrorsRequest) (*r
 		e := &list[i]
 		m := &rdsdv1.LoggedError{}
 		m.SetWarning(e.Level < slog.LevelError)
-		m.SetMessage(e.Message)
-		m.SetSubject(e.Subject)
-		m.SetError(e.Why)
+		m.SetMessage(text(e.Message))
+		m.SetSubject(text(e.Subject))
+		m.SetError(text(e.Why))
 		m.SetFirstUnixNs(e.First.UnixNano())
 		m.SetLastUnixNs(e.Last.UnixNano())
 		m.SetCount(e.Count)

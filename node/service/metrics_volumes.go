@@ -197,7 +197,7 @@ func byName(list []counted[volume.ExportInfo]) []counted[volume.ExportInfo] {
 	at := map[string]int{}
 	for i := range list {
 		e := list[i]
-		e.info.Name = strings.ToValidUTF8(e.info.Name, "?")
+		e.info.Name = text(e.info.Name)
 		k, there := at[e.info.Name]
 		if !there {
 			at[e.info.Name] = len(merged)
@@ -333,10 +333,7 @@ type sumRow struct {
 }
 
 func (s *sums) row(labels []string) *sumRow {
-	labels = slices.Clone(labels)
-	for i := range labels { // names of sessions come from peers
-		labels[i] = strings.ToValidUTF8(labels[i], "?")
-	}
+	labels = texts(labels) // names of sessions come from peers
 	key := strings.Join(labels, "\x00")
 	i, ok := s.at[key]
 	if !ok {

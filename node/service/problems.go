@@ -61,9 +61,9 @@ func problemPB(p *health.Problem) *rdsdv1.Problem {
 	m := &rdsdv1.Problem{}
 	m.SetCode(p.Code.String())
 	m.SetSeverity(rdsdv1.ProblemSeverity(p.Severity))
-	m.SetSubject(p.Subject)
-	m.SetText(p.Text)
-	m.SetRemedy(p.Remedy)
+	m.SetSubject(text(p.Subject))
+	m.SetText(text(p.Text))
+	m.SetRemedy(text(p.Remedy))
 	m.SetSinceNs(uint64(max(p.Since, 0)))
 	return m
 }

@@ -213,7 +213,7 @@ func (s *volumeServer) Info(ctx context.Context, r *rdsdv1.VolumeInfoRequest) (*
 	}
 	resp := &rdsdv1.VolumeInfoResponse{}
 	resp.SetNode(i.Node)
-	resp.SetName(i.Name)
+	resp.SetName(text(i.Name))
 	resp.SetInfo(volumeInfoPB(&i.Info))
 	resp.SetQueueDepth(uint32(i.QueueDepth))
 	return resp, nil
@@ -257,9 +257,9 @@ func (s *volumeServer) Check(ctx context.Context, r *rdsdv1.VolumeCheckRequest) 
 	for _, f := range findings {
 		m := &rdsdv1.VolumeFinding{}
 		m.SetSeverity(volumeEnum[rdsdv1.VolumeSeverity](volumeSeverities, f.Severity))
-		m.SetWhat(f.What)
-		m.SetText(f.Text)
-		m.SetRemedy(f.Fix)
+		m.SetWhat(text(f.What))
+		m.SetText(text(f.Text))
+		m.SetRemedy(text(f.Fix))
 		list = append(list, m)
 	}
 	resp := &rdsdv1.VolumeCheckResponse{}

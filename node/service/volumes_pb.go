@@ -2,6 +2,7 @@ package service
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
@@ -84,6 +85,18 @@ func lasted(now, t time.Time) uint64 {
 	return uint64(max(now.Sub(t), 0))
 }
 
+// text makes text of a string that another node or a directory may have chosen: names of
+// sessions, volumes and files are any bytes, and the API carries nothing but UTF-8.
+func text(s string) string { return strings.ToValidUTF8(s, "?") }
+
+func texts(list []string) []string {
+	var out []string
+	for _, s := range list {
+		out = append(out, text(s))
+	}
+	return out
+}
+
 func pathSpec(m *rdsdv1.VolumePathSpec) volume.PathSpec {
 	return volume.PathSpec{Src: m.GetSource(), Dst: m.GetDestination(), Transport: m.GetTransport()}
 }
@@ -102,9 +115,9 @@ func pathSpecPB(p volume.PathSpec) *rdsdv1.VolumePathSpec {
 		return nil
 	}
 	m := &rdsdv1.VolumePathSpec{}
-	m.SetSource(p.Src)
-	m.SetDestination(p.Dst)
-	m.SetTransport(p.Transport)
+	m.SetSource(text(p.Src))
+	m.SetDestination(text(p.Dst))
+	m.SetTransport(text(p.Transport))
 	return m
 }
 
@@ -152,9 +165,9 @@ func opsPB(ops []volume.OpCounters) []*rdsdv1.VolumeOpCounters {
 
 func exportPB(e *volume.ExportInfo, now time.Time) *rdsdv1.VolumeExport {
 	m := &rdsdv1.VolumeExport{}
-	m.SetName(e.Name)
+	m.SetName(text(e.Name))
 	m.SetKind(volumeEnum[rdsdv1.VolumeKind](volumeKinds, e.Kind))
-	m.SetPath(e.Path)
+	m.SetPath(text(e.Path))
 	m.SetReadOnly(e.ReadOnly)
 	m.SetShared(e.Shared)
 	var allow []string
@@ -162,17 +175,17 @@ func exportPB(e *volume.ExportInfo, now time.Time) *rdsdv1.VolumeExport {
 		allow = append(allow, p.String())
 	}
 	m.SetAllowAddress(allow)
-	m.SetAllowSession(e.Sessions)
+	m.SetAllowSession(texts(e.Sessions))
 	m.SetPersist(e.Persist)
 	m.SetOrigin(volumeEnum[rdsdv1.VolumeOrigin](volumeOrigins, e.Origin))
 	m.SetState(volumeEnum[rdsdv1.VolumeExportState](exportStates, e.State))
 	m.SetStateNs(lasted(now, e.Since))
-	m.SetError(e.Error)
+	m.SetError(text(e.Error))
 	m.SetInfo(volumeInfoPB(&e.Info))
 	var users []*rdsdv1.VolumeUser
 	for _, u := range e.Users {
 		x := &rdsdv1.VolumeUser{}
-		x.SetSession(u.Session)
+		x.SetSession(text(u.Session))
 		x.SetPeer(peerBytes(u.Peer))
 		x.SetAccess(volumeEnum[rdsdv1.VolumeAccess](volumeAccesses, u.Access))
 		x.SetOpenNs(lasted(now, u.Since))
@@ -186,19 +199,19 @@ func exportPB(e *volume.ExportInfo, now time.Time) *rdsdv1.VolumeExport {
 
 func mappingPB(i *volume.MappingInfo, now time.Time) *rdsdv1.VolumeMapping {
 	m := &rdsdv1.VolumeMapping{}
-	m.SetId(i.ID)
-	m.SetDevice(i.Device)
-	m.SetUri(i.URI)
+	m.SetId(text(i.ID))
+	m.SetDevice(text(i.Device))
+	m.SetUri(text(i.URI))
 	m.SetAttach(volumeEnum[rdsdv1.VolumeAttach](volumeAttaches, i.As))
-	m.SetNode(i.Node)
-	m.SetName(i.Name)
+	m.SetNode(text(i.Node))
+	m.SetName(text(i.Name))
 	m.SetState(volumeEnum[rdsdv1.VolumeMappingState](mappingStates, i.State))
 	m.SetStateNs(lasted(now, i.Since))
-	m.SetLastError(i.LastError)
+	m.SetLastError(text(i.LastError))
 	m.SetInfo(volumeInfoPB(&i.Info))
 	m.SetAccess(volumeEnum[rdsdv1.VolumeAccess](volumeAccesses, i.Access))
-	m.SetSession(i.Session)
-	m.SetSessionId(i.SessionID)
+	m.SetSession(text(i.Session))
+	m.SetSessionId(text(i.SessionID))
 	var paths []*rdsdv1.VolumePathSpec
 	for _, p := range i.Paths {
 		paths = append(paths, pathSpecPB(p))
@@ -224,16 +237,16 @@ func mappingPB(i *volume.MappingInfo, now time.Time) *rdsdv1.VolumeMapping {
 
 func volumeSessionPB(i *volume.SessionInfo, now time.Time) *rdsdv1.VolumeSession {
 	m := &rdsdv1.VolumeSession{}
-	m.SetId(i.ID)
-	m.SetName(i.Name)
-	m.SetUuid(i.UUID)
+	m.SetId(text(i.ID))
+	m.SetName(text(i.Name))
+	m.SetUuid(text(i.UUID))
 	m.SetRole(volumeEnum[rdsdv1.VolumeRole](volumeRoles, i.Role))
-	m.SetPeer(i.Peer)
+	m.SetPeer(text(i.Peer))
 	m.SetUp(i.Up)
 	m.SetStateNs(lasted(now, i.Since))
 	setVolumePolicy(m, i.Policy)
 	m.SetOnLoss(volumeEnum[rdsdv1.VolumeOnLoss](volumeOnLosses, i.OnLoss))
-	m.SetVolume(i.Volumes)
+	m.SetVolume(texts(i.Volumes))
 	m.SetPaths(uint32(i.Paths))
 	m.SetPathsUp(uint32(i.PathsUp))
 	m.SetQueueDepth(uint32(i.Depth))
@@ -251,11 +264,11 @@ func volumeSessionPB(i *volume.SessionInfo, now time.Time) *rdsdv1.VolumeSession
 
 func volumePathPB(i *volume.PathInfo, now time.Time) *rdsdv1.VolumePath {
 	m := &rdsdv1.VolumePath{}
-	m.SetSession(i.Session)
-	m.SetSessionId(i.SessionID)
+	m.SetSession(text(i.Session))
+	m.SetSessionId(text(i.SessionID))
 	m.SetRole(volumeEnum[rdsdv1.VolumeRole](volumeRoles, i.Role))
-	m.SetSource(i.Src)
-	m.SetDestination(i.Dst)
+	m.SetSource(text(i.Src))
+	m.SetDestination(text(i.Dst))
 	m.SetState(volumeEnum[rdsdv1.VolumePathState](volumePathStates, i.State))
 	m.SetStateNs(lasted(now, i.Since))
 	m.SetEpoch(uint32(i.Epoch))
@@ -269,7 +282,7 @@ func volumePathPB(i *volume.PathInfo, now time.Time) *rdsdv1.VolumePath {
 	m.SetWriteBytes(i.WriteBytes)
 	m.SetInFlight(uint32(i.InFlight))
 	m.SetFailovers(i.Failovers)
-	m.SetLastError(i.LastError)
+	m.SetLastError(text(i.LastError))
 	if i.LastError != "" {
 		m.SetErrorAgeNs(uint64(max(now.Sub(i.ErrorAt), 1)))
 	}
@@ -277,10 +290,10 @@ func volumePathPB(i *volume.PathInfo, now time.Time) *rdsdv1.VolumePath {
 	if !i.RetryAt.IsZero() {
 		m.SetRetryInNs(uint64(max(i.RetryAt.Sub(now), 0)))
 	}
-	if m.SetTransport(i.Transport); i.Transport == "" {
+	if m.SetTransport(text(i.Transport)); i.Transport == "" {
 		m.SetTransport(volume.TransportTCP)
 	}
-	m.SetDevice(i.Device)
+	m.SetDevice(text(i.Device))
 	m.SetPort(uint32(i.DevicePort))
 	return m
 }
@@ -291,18 +304,18 @@ func volumeEventPB(e *volume.Event) *rdsdv1.VolumeEvent {
 	m.SetUnixNs(e.Time.UnixNano())
 	m.SetKind(volumeEnum[rdsdv1.VolumeEventKind](volumeEvents, e.Kind))
 	m.SetRole(volumeEnum[rdsdv1.VolumeRole](volumeRoles, e.Role))
-	m.SetSession(e.Session)
+	m.SetSession(text(e.Session))
 	m.SetPath(pathSpecPB(e.Path))
-	m.SetMapping(e.Mapping)
-	m.SetExport(e.Export)
-	m.SetState(e.State)
+	m.SetMapping(text(e.Mapping))
+	m.SetExport(text(e.Export))
+	m.SetState(text(e.State))
 	m.SetCount(e.Count)
 	m.SetSizeBytes(e.Size)
 	m.SetTookNs(uint64(max(e.Took, 0)))
 	if e.Err != nil {
 		m.SetErrno(int32(rdserr.Errno(e.Err)))
-		m.SetError(e.Err.Error())
+		m.SetError(text(e.Err.Error()))
 	}
-	m.SetText(e.Text)
+	m.SetText(text(e.Text))
 	return m
 }
