@@ -53,6 +53,9 @@ func (n *Node) Reload(next *config.Config) error {
 	if n.hosts != nil {
 		dropped = n.hosts.DropRefused()
 	}
+	if h := n.volumes.Load(); h != nil {
+		dropped += h.DropRefused(n.peers.StillOneSided)
+	}
 	level, what := slog.LevelInfo, "configuration reloaded"
 	if len(restart) > 0 { // whoever changed it believes that it is in force
 		level, what = slog.LevelWarn, "configuration reloaded in part: restart_needed has what the next start takes over"

@@ -7,8 +7,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/rdsd/rdsd/internal/await"
 	"github.com/rdsd/rdsd/node/config"
+	"github.com/rdsd/rdsd/node/volume"
 )
 
 // copyOf is a configuration of its own with the same values.
@@ -114,4 +117,40 @@ func TestReloadNotifiesSystemd(t *testing.T) {
 	if !strings.Contains(logs.String(), "c.toml:3: rds.lanes") {
 		t.Errorf("the log does not say what is wrong:\n%s", logs.String())
 	}
+}
+
+// TestReloadEndsVolumes: who may not be a peer any more loses the paths to volumes, too.
+func TestReloadEndsVolumes(t *testing.T) {
+	var nodes []*Node
+	port, rdsPort := freePort(t), freePort(t)
+	var cfgs []*config.Config
+	for range 2 {
+		cfg := testConfig(t)
+		cfg.RDS.Addresses, cfg.RDS.Port = []netip.Addr{loopbackAddr()}, rdsPort
+		cfg.Volumes.Port = port
+		cfg.Volumes.Name = "n" + strings.ReplaceAll(cfg.RDS.Addresses[0].String(), ".", "-")
+		n, err := New(cfg, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		startNode(t, n)
+		nodes, cfgs = append(nodes, n), append(cfgs, cfg)
+	}
+	ctx := testContext(t)
+	near, far := nodes[0].volumes.Load(), nodes[1].volumes.Load()
+	if _, err := far.Export(ctx, volume.ExportSpec{Name: "one", Kind: volume.KindMemory, Size: 1 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := near.Map(ctx, volume.MapSpec{Node: cfgs[1].RDS.Addresses[0].String(), Name: "one"}); err != nil {
+		t.Fatal(err)
+	}
+	next := copyOf(cfgs[1])
+	next.Peers = []config.PeerRule{{Address: config.Prefix{Prefix: netip.PrefixFrom(cfgs[0].RDS.Addresses[0], 32)}, Deny: true}}
+	if err := nodes[1].Reload(next); err != nil {
+		t.Fatal(err)
+	}
+	await.Until(t, 10*time.Second, "the path is closed, and refused when it is made anew", func() bool {
+		p := near.Paths()[0]
+		return p.State != volume.PathConnected && p.ReconnectsFailed > 0 && len(far.Sessions()) == 0
+	})
 }

@@ -11,10 +11,12 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/netlocal"
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/internal/stats"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rds"
+	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/wire"
 )
@@ -513,4 +515,30 @@ func TestTurnEndsAtItsBytes(t *testing.T) {
 			t.Errorf("a turn of %d bytes with batches of %d: %d bytes, more %v", x.most, batch, got, more)
 		}
 	}
+}
+
+// TestSeamUsers: a user of this machine who may not be a peer any more loses his link, and
+// one whose socket is gone keeps what ends by itself.
+func TestSeamUsers(t *testing.T) {
+	s := newSeam(t, nil)
+	l := s.kernel(s.bind(rds.SocketOptions{}))
+	var says error
+	s.a.machine.From = func(local, remote netip.AddrPort) (int64, error) {
+		if local != l.local || remote != l.remote {
+			t.Errorf("asked for %v and %v, want %v and %v", local, remote, l.local, l.remote)
+		}
+		return 7, says
+	}
+	if n := s.a.DropRefused(); n != 0 {
+		t.Errorf("%d links were dropped without a reason", n)
+	}
+	says = netlocal.ErrGone
+	if n := s.a.DropRefused(); n != 0 {
+		t.Errorf("%d links were dropped of which nobody holds the other end", n)
+	}
+	says = rdserr.ErrPerm
+	if n := s.a.DropRefused(); n != 1 {
+		t.Errorf("%d links of strangers were dropped, want 1", n)
+	}
+	s.until("the link is closed", func() bool { _, _, c, _ := l.state(); return len(c) > 0 && c[0] })
 }

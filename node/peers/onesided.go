@@ -7,6 +7,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/rdsd/rdsd/internal/netlocal"
 	"github.com/rdsd/rdsd/transport"
 	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
@@ -81,12 +82,33 @@ func (p *judged) judge(local, remote netip.AddrPort) error {
 }
 
 func (p *judged) who(local, remote netip.AddrPort) error {
-	return p.r.checkOwner(remote, func() (uint32, error) {
-		if p.owner == nil {
+	return p.r.checkOwnerBy(p.owner, local, remote)
+}
+
+func (r *Registry) checkOwnerBy(owner func(local, remote netip.AddrPort) (uint32, error), local, remote netip.AddrPort) error {
+	return r.checkOwner(remote, func() (uint32, error) {
+		if owner == nil {
 			return 0, errors.New("it cannot for this kind of link")
 		}
-		return p.owner(local, remote)
+		return owner(local, remote)
 	})
+}
+
+// StillOneSided judges a link for volumes anew, when the rules have changed: whether it may go
+// on. Whom this node connects to needs no rule, unless it is on this machine. A link whose
+// other end nobody holds any more ends by itself.
+func (r *Registry) StillOneSided(via string, accepted bool, local, remote netip.AddrPort) bool {
+	if accepted && !r.MayPeerVolumes(remote.Addr()) {
+		return false
+	}
+	owner := netlocal.Owner
+	for i := range r.others {
+		if r.others[i].Name == via {
+			owner = r.others[i].Owner
+		}
+	}
+	err := r.checkOwnerBy(owner, local, remote)
+	return err == nil || errors.Is(err, netlocal.ErrGone)
 }
 
 // refusalErrno is what a peer is told that may not connect: EACCES, unless it was not

@@ -66,3 +66,35 @@ func TestNobodysConnection(t *testing.T) {
 		t.Error("it may be dialled")
 	}
 }
+
+// TestStillOneSided: a link for volumes that was let in is judged by the rules as they are
+// now; whom this node connects to needs none.
+func TestStillOneSided(t *testing.T) {
+	c := config.Default()
+	c.Peers = []config.PeerRule{{Address: config.Prefix{Prefix: netip.MustParsePrefix("203.0.113.0/24")}}}
+	deps := base.New(c, nil)
+	d := New(deps)
+	stranger := uint32(0)
+	d.Use(OneSidedTransport{Name: "ib", Owner: func(_, _ netip.AddrPort) (uint32, error) { return stranger, nil }})
+	here, there := netip.MustParseAddrPort("203.0.113.1:1"), netip.MustParseAddrPort("203.0.113.2:2")
+	if !d.StillOneSided("tcp", true, here, there) {
+		t.Error("a peer may not go on")
+	}
+	next := *c
+	next.Peers = nil
+	deps.SetConf(&next)
+	if d.StillOneSided("tcp", true, here, there) {
+		t.Error("without a rule it goes on")
+	}
+	if !d.StillOneSided("tcp", false, here, there) {
+		t.Error("whom this node maps from may not go on")
+	}
+	one, two := netip.MustParseAddrPort("127.0.0.93:1"), netip.MustParseAddrPort("127.0.0.94:1")
+	if !d.StillOneSided("tcp", true, one, two) {
+		t.Error("a link that nobody holds is cut off")
+	}
+	stranger = 12345
+	if d.StillOneSided("ib", true, one, two) || d.StillOneSided("ib", false, one, two) {
+		t.Error("a user who is no peer goes on")
+	}
+}
