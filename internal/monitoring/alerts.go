@@ -192,8 +192,8 @@ func volumeAlerts() []Alert {
 ([volumes.md](volumes.md#what-to-do-when)).`,
 		},
 		{
-			"RdsdExportNotOpen", `rdsd_export_open == 0`, "1m", Critical,
-			"the store of export {{ $labels.export }} on {{ $labels.instance }} is not open",
+			"RdsdExportNotOpen", `rdsd_export_failed == 1`, "1m", Critical,
+			"the store of export {{ $labels.export }} on {{ $labels.instance }} cannot be opened",
 			"Nobody can use the export {{ $labels.export }} of {{ $labels.instance }}: its file or device could not be opened.",
 			`
 ` + "`rdsd volume ls`" + ` shows its state, the log the error: the file is not there, not readable for the user of the daemon, or used by another.

@@ -13,8 +13,8 @@ func cluster() Dashboard {
 				stat("Unreachable peers", "short", "Peers for which datagrams wait while no path is up.",
 					q(`count(rdsd_peer_up{$sel} == 0 and rdsd_peer_queued_bytes{$sel} > 0) or vector(0)`, "peers")).bad(),
 				stat("Congested ports", "short", "Ports that their readers do not read fast enough.", q(`sum(rdsd_congested_ports{side="reader",$sel})`, "ports")).bad(),
-				stat("Volumes not open", "short", "Mapped volumes whose requests are not carried out, and exports whose store is not open.",
-					q(`count(rdsd_mapping_open{$sel} == 0) + count(rdsd_export_open{$sel} == 0) or count(rdsd_mapping_open{$sel} == 0) or count(rdsd_export_open{$sel} == 0) or vector(0)`, "volumes")).bad(),
+				stat("Volumes not open", "short", "Mapped volumes whose requests are not carried out, and exports whose store could not be opened.",
+					q(`count(rdsd_mapping_open{$sel} == 0 or rdsd_export_failed{$sel} == 1) or vector(0)`, "volumes")).bad(),
 			}},
 			{"Nodes", []Panel{
 				table("Nodes", "Each daemon: its version, how long it has run, its peers, and what it has open.",

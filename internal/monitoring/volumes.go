@@ -41,9 +41,9 @@ func volumes() Dashboard {
 					q(`sum by (instance, export, op) (rate(rdsd_export_request_errors_total{$sel}[$__rate_interval]))`, byExport)),
 				graph("Bytes", "Bps", "Bytes a second of requests to the store that succeeded.",
 					q(`sum by (instance, export, op) (rate(rdsd_export_bytes_total{$sel}[$__rate_interval]))`, byExport)),
-				table("Exports", "Each export: whether its store is open, its size, and how many sessions have it open.",
-					q(`rdsd_export_open{$sel}`, ""), q(`rdsd_export_size_bytes{$sel}`, ""), q(`rdsd_export_users{$sel}`, ""),
-				).columns("open", "size in bytes", "sessions").wide(16),
+				table("Exports", "Each export: whether its store is open, or could not be opened, its size, and how many sessions have it open.",
+					q(`rdsd_export_open{$sel}`, ""), q(`rdsd_export_failed{$sel}`, ""), q(`rdsd_export_size_bytes{$sel}`, ""), q(`rdsd_export_users{$sel}`, ""),
+				).columns("open", "failed", "size in bytes", "sessions").wide(16),
 			}},
 			{"Sessions and paths", []Panel{
 				graph("Paths connected", "short", "Connected paths between two addresses, on the mapping side.",

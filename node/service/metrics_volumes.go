@@ -48,8 +48,7 @@ func (f *Front) readVolumes(s *volumeSnapshot) {
 		return
 	}
 	for _, e := range h.Exports() {
-		c, _ := h.ExportCounts(e.Name)
-		s.exports = append(s.exports, counted[volume.ExportInfo]{e, c})
+		s.exports = append(s.exports, counted[volume.ExportInfo]{e, e.Counts})
 	}
 	for _, m := range h.Mappings() {
 		c, _ := h.MappingCounts(m.ID)
@@ -67,7 +66,7 @@ type volumeCollector struct {
 	guard *guard.Guard
 
 	exports, mappings, sessions, omitted                      *prometheus.Desc
-	exportOpen, exportSize, exportUsers                       *prometheus.Desc
+	exportOpen, exportFailed, exportSize, exportUsers         *prometheus.Desc
 	mappingOpen, mappingSize, mappingUsers                    *prometheus.Desc
 	exportOps, mappingOps                                     opDescs
 	sessionUp, sessionInFlight, sessionWaiting, sessionMemory *prometheus.Desc
@@ -113,10 +112,11 @@ func newVolumeCollector(read func(*volumeSnapshot), g *guard.Guard) *volumeColle
 		sessions: d("volume_sessions", "Sessions for volumes.", "role"),
 		omitted:  d("metrics_volumes_omitted", "Exports, mappings, sessions and paths left out of this page because there are too many."),
 
-		exportOpen:  d("export_open", "1 while the store of the export is open.", "export"),
-		exportSize:  d("export_size_bytes", "Size of the export; 0 while its store is not open.", "export"),
-		exportUsers: d("export_users", "Sessions that have the export open.", "export"),
-		exportOps:   ops("export", "to the store", "export"),
+		exportOpen:   d("export_open", "1 while the store of the export is open: that of a file or block device while a session has it open.", "export"),
+		exportFailed: d("export_failed", "1 while the store of the export could not be opened.", "export"),
+		exportSize:   d("export_size_bytes", "Size of the export, as it was when its store was looked at last.", "export"),
+		exportUsers:  d("export_users", "Sessions that have the export open.", "export"),
+		exportOps:    ops("export", "to the store", "export"),
 
 		mappingOpen:  d("mapping_open", "1 while requests are carried out.", mapping...),
 		mappingSize:  d("mapping_size_bytes", "Size of the mapped volume.", mapping...),
@@ -142,7 +142,7 @@ func newVolumeCollector(read func(*volumeSnapshot), g *guard.Guard) *volumeColle
 
 // Describe implements prometheus.Collector.
 func (c *volumeCollector) Describe(ch chan<- *prometheus.Desc) {
-	list := []*prometheus.Desc{c.exports, c.mappings, c.sessions, c.omitted, c.exportOpen, c.exportSize, c.exportUsers,
+	list := []*prometheus.Desc{c.exports, c.mappings, c.sessions, c.omitted, c.exportOpen, c.exportFailed, c.exportSize, c.exportUsers,
 		c.mappingOpen, c.mappingSize, c.mappingUsers, c.sessionUp, c.sessionInFlight, c.sessionWaiting, c.sessionMemory, c.sessionUnfenced,
 		c.pathUp, c.pathLatency, c.pathInFlight}
 	for _, o := range []*opDescs{&c.exportOps, &c.mappingOps} {
@@ -168,10 +168,11 @@ func (c *volumeCollector) Collect(ch chan<- prometheus.Metric) {
 	for role, n := range roles {
 		p.gauge(c.sessions, float64(n), role)
 	}
-	exports := most(p, byName(s.exports), (*counted[volume.ExportInfo]).traffic)
+	exports := most(p, byName(s.exports), func(e *namedExports) uint64 { return e.traffic() })
 	for i := range exports {
 		e := &exports[i]
 		p.gauge(c.exportOpen, boolean(e.info.State == "open"), e.info.Name)
+		p.gauge(c.exportFailed, boolean(e.failed), e.info.Name)
 		p.gauge(c.exportSize, float64(e.info.Info.Size), e.info.Name)
 		p.gauge(c.exportUsers, float64(len(e.info.Users)), e.info.Name)
 		p.ops(&c.exportOps, &e.ops, e.info.Name)
@@ -190,13 +191,19 @@ func (c *volumeCollector) Collect(ch chan<- prometheus.Metric) {
 	p.gauge(c.omitted, float64(p.omitted))
 }
 
+// namedExports are the exports of one name.
+type namedExports struct {
+	counted[volume.ExportInfo]
+	failed bool // one of them
+}
+
 // byName adds up exports of one name: an export and volumes below several roots may have
 // the same, and names of files need not be text.
-func byName(list []counted[volume.ExportInfo]) []counted[volume.ExportInfo] {
-	var merged []counted[volume.ExportInfo]
+func byName(list []counted[volume.ExportInfo]) []namedExports {
+	var merged []namedExports
 	at := map[string]int{}
 	for i := range list {
-		e := list[i]
+		e := namedExports{list[i], list[i].info.State == "failed"}
 		e.info.Name = text(e.info.Name)
 		k, there := at[e.info.Name]
 		if !there {
@@ -208,6 +215,7 @@ func byName(list []counted[volume.ExportInfo]) []counted[volume.ExportInfo] {
 		if e.info.State == "open" {
 			m.info.State = e.info.State
 		}
+		m.failed = m.failed || e.failed
 		m.info.Info.Size += e.info.Info.Size
 		m.info.Users = slices.Concat(m.info.Users, e.info.Users)
 		for op := range m.ops {

@@ -185,14 +185,18 @@ func TestVolumesOfOneName(t *testing.T) {
 			e.ops[blk.OpRead] = blk.OpCounts{Submitted: 2, Completed: 1, Bytes: 7}
 			s.exports = append(s.exports, e)
 		}
-		s.exports[0].info.State = "closed"
+		s.exports[0].info.State, s.exports[1].info.State = "closed", "failed"
 	})
 	want := `
 # HELP rdsd_export_bytes_total bytes of requests to the store that succeeded
 # TYPE rdsd_export_bytes_total counter
 rdsd_export_bytes_total{export="?",op="read"} 14
 rdsd_export_bytes_total{export="disk",op="read"} 21
-# HELP rdsd_export_open 1 while the store of the export is open.
+# HELP rdsd_export_failed 1 while the store of the export could not be opened.
+# TYPE rdsd_export_failed gauge
+rdsd_export_failed{export="?"} 0
+rdsd_export_failed{export="disk"} 1
+# HELP rdsd_export_open 1 while the store of the export is open: that of a file or block device while a session has it open.
 # TYPE rdsd_export_open gauge
 rdsd_export_open{export="?"} 1
 rdsd_export_open{export="disk"} 1
@@ -204,7 +208,7 @@ rdsd_export_users{export="disk"} 3
 # TYPE rdsd_exports gauge
 rdsd_exports 5
 `
-	if err := testutil.GatherAndCompare(r, strings.NewReader(want), "rdsd_export_bytes_total", "rdsd_export_open", "rdsd_export_users", "rdsd_exports"); err != nil {
+	if err := testutil.GatherAndCompare(r, strings.NewReader(want), "rdsd_export_bytes_total", "rdsd_export_failed", "rdsd_export_open", "rdsd_export_users", "rdsd_exports"); err != nil {
 		t.Error(err)
 	}
 }

@@ -50,6 +50,8 @@ type ExportInfo struct {
 	Users  []ExportUser
 	Ops    []OpCounters // by operation, since the store was opened
 	Since  time.Time    // it has this state
+
+	Counts [blk.NumOps]blk.OpCounts // what Ops is made from, with all latencies
 }
 
 // ExportUser is a session that has an export open.

@@ -298,7 +298,7 @@ func (h *Host) Exports() []ExportInfo {
 	list := make([]ExportInfo, 0, len(h.exports))
 	for _, x := range h.exports {
 		i := x.describe(of[x.exp])
-		i.Ops = opCounters(counts(of[x.exp]))
+		i.count(of[x.exp])
 		if x.failed != nil && i.State == "open" && slices.ContainsFunc(i.Ops, func(o OpCounters) bool { return o.Errors > 0 }) {
 			i.Error = x.failed.Error()
 		}
@@ -332,7 +332,7 @@ func (h *Host) Exports() []ExportInfo {
 		below[at] = append(below[at], o)
 	}
 	for at, open := range below {
-		list[at].Ops = opCounters(counts(open))
+		list[at].count(open)
 	}
 	slices.SortFunc(list, func(a, b ExportInfo) int { return strings.Compare(a.Name, b.Name) })
 	return list
@@ -376,19 +376,10 @@ func (i *ExportInfo) use(o openVolume) {
 	i.Users = append(i.Users, ExportUser{Session: o.Session.Name, Peer: o.peer, Access: o.Access.String(), Since: o.began, Kernel: o.Session.Kernel()})
 }
 
-// ExportCounts are counters and latencies of an export's store since it was
-// opened; false: there is no such export, or it is not open.
-func (h *Host) ExportCounts(name string) (c [blk.NumOps]blk.OpCounts, ok bool) {
-	open := h.srv.openVolumes()
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	x := h.exports[name]
-	if x == nil {
-		return c, false
-	}
-	open = slices.DeleteFunc(open, func(o openVolume) bool { return o.Export != x.exp })
-	i := x.describe(open)
-	return counts(open), i.State == "open"
+// count adds what the sessions that have it open have had done.
+func (i *ExportInfo) count(open []openVolume) {
+	i.Counts = counts(open)
+	i.Ops = opCounters(i.Counts)
 }
 
 // counts adds up what the devices of an export counted, each once however many
