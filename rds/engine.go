@@ -123,6 +123,8 @@ type Engine struct {
 	lastPeer *Peer            // of the last lookup
 	named    map[uint32]share // peers that never answered, by the user that named them
 	evictAt  int              // where in order to look for a place
+	noPlace  uint64           // peers for which there was none
+	fullAt   time.Duration    // when that was last because nobody rested; 0: never
 	looks    int              // that may be taken beyond evictLook, as of lookedAt
 	lookedAt time.Duration    // see earned
 	evicted  []*conn.Conn     // not taken yet

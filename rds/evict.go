@@ -58,6 +58,7 @@ func (e *Engine) makeRoom(now time.Duration, o origin) error {
 	most := e.cfg.MaxPeers
 	if of, part := e.named[o.uid], max(1, most-most/4); o.named && of.peers >= part {
 		if now < of.next || !e.evict(now, false, func(pe *Peer) bool { return pe.origin == o && !pe.answered }) {
+			e.noPlace++
 			return rdserr.With(rdserr.ErrNoMemory, "user %d has named %d destinations that never answered, its share of limits.max_peers (%d), of which one in %v makes room", o.uid, part, most, evictEvery)
 		}
 		of = e.named[o.uid] // without the one that went
@@ -65,10 +66,15 @@ func (e *Engine) makeRoom(now time.Duration, o origin) error {
 		e.named[o.uid] = of
 	}
 	if len(e.order) >= most && !e.Evict(now) {
+		e.noPlace, e.fullAt = e.noPlace+1, now
 		return rdserr.With(rdserr.ErrNoMemory, "the limit of %d peers (limits.max_peers) is reached, and none of those looked at rests", most)
 	}
 	return nil
 }
+
+// NoPlace counts the peers that MaxPeers refused, and tells when the last one was refused
+// because none of the others rested; 0: none was.
+func (e *Engine) NoPlace() (n uint64, full time.Duration) { return e.noPlace, e.fullAt }
 
 // The memory of a peer, and of each of its lanes: an idle peer with two lanes was measured
 // with 6.7 KiB (row idle of make bench).

@@ -37,6 +37,9 @@ func TestPeersOfOneUser(t *testing.T) {
 	if _, err := e.Accept(now, netip.AddrPortFrom(peerAddr(1001), 1024)); err != nil {
 		t.Errorf("a peer that connects: %v", err)
 	}
+	if n, full := e.NoPlace(); n != 125 || full != 0 {
+		t.Errorf("%d peers were refused, want 125; the table was full at %v", n, full)
+	}
 	a.Close(now)
 	if err := b.Send(now, netip.AddrPortFrom(peerAddr(1002), 4000), nil, 0, Quiet); err != nil {
 		t.Error(err)

@@ -71,4 +71,5 @@ var ErrDraining = rdserr.With(rdserr.ErrShutdown, "the daemon is shutting down")
 type Budget struct {
 	Name                 string
 	Used, Limit, Refused uint64
+	RefusedAgo           time.Duration // since it refused last; 0: it did not, or that is not known
 }

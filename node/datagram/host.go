@@ -217,9 +217,16 @@ func (a *Host) Engine(addr netip.Addr) Engine {
 
 // Read fills in counters, peers and budgets.
 func (a *Host) Read(s *Snapshot) {
+	l := a.deps.Conf().Limits
+	peers := base.Budget{Name: "peers", Limit: uint64(l.MaxPeers * len(a.list))} // each address has a table
 	for _, h := range a.list {
-		h.Lock()
+		e, now := h.Lock()
 		c := h.e.OwnCounters()
+		n, full := e.NoPlace()
+		peers.Refused += n
+		if ago := max(now-full, 1); full != 0 && (peers.RefusedAgo == 0 || ago < peers.RefusedAgo) {
+			peers.RefusedAgo = ago
+		}
 		s.Queueing.Merge(h.e.QueueNs())
 		s.Rtt.Merge(h.e.RTTNs())
 		h.Unlock()
@@ -234,10 +241,9 @@ func (a *Host) Read(s *Snapshot) {
 	s.Counters.TCPSndbufFull += a.full.Load()
 	s.RefusedLinks = a.peers.Refused()
 	b := a.engineConfig.Budget
-	l := a.deps.Conf().Limits
+	peers.Used = uint64(len(s.Peers))
 	s.Budgets = append(s.Budgets,
-		base.Budget{Name: "memory", Used: uint64(max(b.Used(), 0)), Limit: uint64(b.Limit), Refused: b.Refused.Load()},
-		base.Budget{Name: "peers", Used: uint64(len(s.Peers)), Limit: uint64(l.MaxPeers)})
+		base.Budget{Name: "memory", Used: uint64(max(b.Used(), 0)), Limit: uint64(b.Limit), Refused: b.Refused.Load()}, peers)
 	s.Budgets = append(s.Budgets, a.peers.Budgets()...)
 }
 

@@ -47,3 +47,29 @@ func TestSnapshotOfHosts(t *testing.T) {
 		t.Errorf("%d sockets are bound, want 1", n)
 	}
 }
+
+// TestSnapshotOfPeers: each address has a table of peers, and what it refuses is told.
+func TestSnapshotOfPeers(t *testing.T) {
+	s := newSeam(t, func(c *rds.Config) { c.MaxPeers = 1 })
+	k := s.bind(rds.SocketOptions{})
+	s.kernel(k) // it does not rest
+	s.a.list = append(s.a.list, newLocal(s.a, netip.MustParseAddr("203.0.113.4"), 1))
+	peers := func() base.Budget {
+		var snap Snapshot
+		s.a.Read(&snap)
+		return snap.Budgets[1]
+	}
+	most := uint64(s.a.deps.Conf().Limits.MaxPeers)
+	if got := peers(); got != (base.Budget{Name: "peers", Used: 1, Limit: 2 * most}) {
+		t.Errorf("two addresses: %+v", got)
+	}
+	_, now := s.h.Lock()
+	err := k.Send(now, netip.AddrPortFrom(seamLower, 9), nil, 0, rds.Quiet)
+	s.h.Unlock()
+	if !errors.Is(err, rdserr.ErrNoMemory) {
+		t.Fatal(err)
+	}
+	if got := peers(); got.Refused != 1 || got.RefusedAgo <= 0 {
+		t.Errorf("after a refusal: %+v", got)
+	}
+}

@@ -44,9 +44,11 @@ type examCase struct {
 var examCases = []examCase{
 	{"all is well", func(x *Exam) {
 		x.Node(&Node{State: "serving", Need: 10, Have: 10})
-		x.Budget("peers", 89, 100)
-		x.Budget("memory_received", 100, 100) // a part of memory
-		x.Budget("exports", 0, 0)
+		x.Budget("sockets", 89, 100, 0)
+		x.Budget("peers", 100, 100, 0)
+		x.Budget("peers", 100, 100, Recent+1)
+		x.Budget("memory_received", 100, 100, 0) // a part of memory
+		x.Budget("exports", 0, 0, 0)
 		x.Peer(goodPeer())
 		x.Peer(&Peer{Local: here, Remote: there, Allowed: true}) // idle: nobody wants it
 		x.Peer(with(goodPeer(), func(p *Peer) { p.Up, p.Failing, p.FailingFor, p.Attempts = 0, 8, Grace-1, 3 }))
@@ -73,8 +75,9 @@ var examCases = []examCase{
 	{"no state and nothing to keep", func(x *Exam) { x.Node(with(serving(), func(n *Node) { n.NoVolumes = true })) }, nil, "", ""},
 	{"no state", func(x *Exam) { x.Node(with(serving(), func(n *Node) { n.NoVolumes, n.Volumes = true, 1 })) }, []string{"note no-volume-state volumes.state_dir"}, "nothing persists", "volumes.state_dir ="},
 	{"descriptors", func(x *Exam) { x.Node(with(serving(), func(n *Node) { n.Need, n.Have = 101, 100 })) }, []string{"note descriptors-short limits.max_descriptors"}, "101", "LimitNOFILE=101"},
-	{"nearly full", func(x *Exam) { x.Budget("peers", 90, 100) }, []string{"warning limit-near limits.max_peers"}, "90 of 100", "rdsd peers"},
-	{"full", func(x *Exam) { x.Budget("memory", 3<<30, 3<<30) }, []string{"error limit-reached limits.memory_bytes"}, "3.0 GiB of 3.0 GiB", "limits.memory_bytes"},
+	{"nearly full", func(x *Exam) { x.Budget("sockets", 90, 100, 0) }, []string{"warning limit-near limits.max_sockets"}, "90 of 100", "rdsd sockets"},
+	{"a peer was refused", func(x *Exam) { x.Budget("peers", 150, 200, time.Minute) }, []string{"error limit-reached limits.max_peers"}, "150 of 200", "rdsd peers"},
+	{"full", func(x *Exam) { x.Budget("memory", 3<<30, 3<<30, 0) }, []string{"error limit-reached limits.memory_bytes"}, "3.0 GiB of 3.0 GiB", "limits.memory_bytes"},
 	{"a peer that nobody waits for", func(x *Exam) {
 		x.Peer(&Peer{Local: here, Remote: there, Allowed: true, Failing: 1, FailingFor: Grace, Attempts: 3, LastError: "dial: connection refused"})
 	}, []string{"warning peer-down peer 10.0.0.2"}, "3 attempts for 1s, the last error: dial: connection refused", "start rdsd on 10.0.0.2"},

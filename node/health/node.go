@@ -77,7 +77,7 @@ func (x *Exam) configuration(n *Node) {
 // uses one.
 var limits = map[string]struct{ key, look string }{
 	"memory":     {"limits.memory_bytes", "rdsd status shows what holds it"},
-	"peers":      {"limits.max_peers", "rdsd peers"},
+	peersBudget:  {"limits.max_peers", "rdsd peers"},
 	"sockets":    {"limits.max_sockets", "rdsd sockets"},
 	"clients":    {"limits.max_clients", "rdsd sockets"},
 	"handshakes": {"limits.max_handshakes", "ss -tn 'sport = :16385' shows who connects and says nothing"},
@@ -85,10 +85,23 @@ var limits = map[string]struct{ key, look string }{
 	"mappings":   {"volumes.max_mappings", "rdsd volume ls"},
 }
 
-// Budget tells how much of a limit is used. Those of no key of the configuration are
-// parts of others, and say nothing by themselves.
-func (x *Exam) Budget(name string, used, limit uint64) {
+// peersBudget is the one whose places are given up only when others want them: that it is
+// full says nothing, before nobody rests and one is refused.
+const peersBudget = "peers"
+
+// Budget tells how much of a limit is used, and how long ago it refused something; 0: it
+// did not, or that is not known. Those of no key of the configuration are parts of others,
+// and say nothing by themselves.
+func (x *Exam) Budget(name string, used, limit uint64, refused time.Duration) {
 	l, ok := limits[name]
+	if name == peersBudget {
+		if refused > 0 && refused <= Recent {
+			x.add(Problem{Code: LimitReached, Severity: Error, Subject: l.key,
+				Text:   fmt.Sprintf("a peer was refused %s ago, because there were as many as may be of a local address and none rested; %d of %d are known (%s)", lasted(refused), used, limit, name),
+				Remedy: fmt.Sprintf("raise %s and restart, or find who uses it: %s", l.key, l.look)})
+		}
+		return
+	}
 	if !ok || limit == 0 || used < limit-limit/10 {
 		return
 	}

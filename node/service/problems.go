@@ -20,7 +20,7 @@ func (f *Front) problems(s *snapshot) []health.Problem {
 	var x health.Exam
 	f.examineNode(&x)
 	for _, b := range s.Budgets {
-		x.Budget(b.Name, b.Used, b.Limit)
+		x.Budget(b.Name, b.Used, b.Limit, b.RefusedAgo)
 	}
 	if f.deps.Host != nil {
 		for _, h := range f.deps.Host.Locals() {
