@@ -65,7 +65,7 @@ var descriptions = [numCodes]Description{
 	NotServing:        {"not-serving", "warning", "the daemon starts, drains or has stopped", "wait; `systemctl start rdsd` afterwards"},
 	StateLost:         {"state-lost", "error", "what is persistent of volumes could not be read or cannot be written", "see to `volumes.state_dir`"},
 	PeerDown:          {"peer-down", "warning; error while datagrams wait for it", "no lane to a peer could be made for a second or longer; of one that never answered, as long as something is to be sent there", "what the last error says: start rdsd there, open the port, allow this node there"},
-	PeerNotAllowed:    {"peer-not-allowed", "error", "a peer that is known is not allowed by the configuration", "a `[[peers]]` rule"},
+	PeerNotAllowed:    {"peer-not-allowed", "error", "a peer that has a link or for which datagrams wait is not allowed by the configuration", "a `[[peers]]` rule; or `rdsd cancel`, to give up what waits"},
 	PeerRefused:       {"peer-refused", "warning", "a connection of a node was refused in the last ten minutes", "a `[[peers]]` rule, if the node is to be a peer"},
 	KernelNotAllowed:  {"kernel-not-allowed", "error", "a peer is a kernel, and its rule does not allow kernels", "`kernel = true` in its `[[peers]]` rule"},
 	PeerPartlyUp:      {"peer-partly-up", "warning", "some lanes to a peer are up and others could not be made for a second or longer", "as for `peer-down`"},

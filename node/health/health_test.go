@@ -51,6 +51,8 @@ var examCases = []examCase{
 		x.Budget("exports", 0, 0, 0)
 		x.Peer(goodPeer())
 		x.Peer(&Peer{Local: here, Remote: there, Allowed: true}) // idle: nobody wants it
+		x.Peer(&Peer{Local: here, Remote: there})                // taken away, and idle
+		x.Peer(&Peer{Local: here, Remote: there, Failing: 8, FailingFor: time.Hour, Attempts: 9})
 		x.Peer(with(goodPeer(), func(p *Peer) { p.Up, p.Failing, p.FailingFor, p.Attempts = 0, 8, Grace-1, 3 }))
 		x.Port(&Port{Endpoint: port, Local: true, For: Grace - 1})
 		x.Port(&Port{Endpoint: far, For: time.Hour}) // nobody here waits for it

@@ -58,8 +58,16 @@ func (x *Exam) Peer(p *Peer) {
 	peer := p.Remote.String()
 	out := Problem{Subject: "peer " + peer, Since: p.FailingFor}
 	if !p.Allowed {
+		if p.Up == 0 && p.Waiting == 0 {
+			return // it is remembered, and nobody wants anything of it
+		}
 		out.Code, out.Severity = PeerNotAllowed, Error
-		out.Text = "the configuration does not allow " + peer + " as a peer, and it is one of those this node knows"
+		out.Text = "the configuration does not allow " + peer + " as a peer, and "
+		if p.Waiting > 0 {
+			out.Text += was(int(p.Waiting), "datagram", "datagrams") + " waiting for it"
+		} else {
+			out.Text += "there is a link to it"
+		}
 		out.Remedy = fmt.Sprintf(`in the configuration: [[peers]] address = %q, then systemctl reload rdsd`, peer)
 		x.add(out)
 		return

@@ -95,7 +95,7 @@ func (f *Front) examineNode(x *health.Exam) {
 func (f *Front) examinePeer(x *health.Exam, h *datagram.Local, pe *rds.Peer) {
 	c := pe.Conn()
 	q := c.Queued()
-	p := health.Peer{Local: h.Addr(), Remote: pe.Addr(), Waiting: uint64(q.Queued + q.Unacked)}
+	p := health.Peer{Local: h.Addr(), Remote: pe.Addr(), Waiting: uint64(q.Queued + q.Unacked + q.Held)}
 	p.Allowed, _ = h.Host().Peers().MayPeer(pe.Addr())
 	c.EachLane(func(cp *conn.Lane) {
 		i := cp.Info()
