@@ -5,6 +5,7 @@ package rdsd
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/shm"
@@ -62,6 +63,8 @@ type ringBatch struct {
 	errs     batchErrors
 	prepared bool
 	passErr  error // why nothing more of this pass can go
+	again    bool  // the lock was let go of in this pass: marks of flows may be another call's
+	looked   bool  // since the last that went
 }
 
 func (b *ringBatch) refuse(from, to int, err error) {
@@ -78,16 +81,18 @@ func (b *ringBatch) waitLocked(left []span) {
 	defer b.h.end()
 	var again []span
 	for {
-		r.txMu.Unlock()
-		err := b.h.sleep()
-		r.txMu.Lock()
-		if err != nil {
-			for _, sp := range left {
-				b.refuse(sp.from, sp.to, err)
+		if !b.again {
+			r.txMu.Unlock()
+			err := b.h.sleep()
+			r.txMu.Lock()
+			if err != nil {
+				for _, sp := range left {
+					b.refuse(sp.from, sp.to, err)
+				}
+				return
 			}
-			return
 		}
-		b.prepared, b.passErr, again = false, nil, again[:0]
+		b.prepared, b.passErr, b.again, again = false, nil, false, again[:0]
 		r.pass++
 		for _, sp := range left {
 			again = b.spanLocked(sp, again)
@@ -104,12 +109,20 @@ func (b *ringBatch) waitLocked(left []span) {
 func (b *ringBatch) spanLocked(sp span, left []span) []span {
 	r := b.r
 	for i := sp.from; i < sp.to; {
+		if b.again {
+			return extend(left, i, sp.to)
+		}
 		n, err := 0, b.passErr
 		if err == nil {
-			n, err = r.postRunLocked(b.ds[i:sp.to], b.firstTag+uint64(i), b.h.wait)
+			n, err = r.postRunLocked(b.ds[i:sp.to], b.firstTag+uint64(i), b.h.wait && !b.looked)
 		}
-		if err == nil {
+		switch err {
+		case nil:
 			i += n
+			b.looked = false
+			continue
+		case errAgain:
+			b.again, b.looked = true, true
 			continue
 		}
 		to := i + 1
@@ -178,8 +191,12 @@ func heldMark(pass uint64, opening bool) uint64 {
 // others follow.
 const fewEqual = 32
 
+// errAgain ends a pass: txMu was let go of while room in a pair was looked for.
+var errAgain = errors.New("a new pass has to begin")
+
 // postRunLocked posts a train of the first datagrams, which have one destination, and
-// returns how many they were. wait is as of postLocked.
+// returns how many they were. With wait it may look for room in a pair for a moment, with the
+// lock let go of; then it returns errAgain.
 func (r *rings) postRunLocked(ds []Datagram, tag uint64, wait bool) (int, error) {
 	l := r.tx
 	first := &ds[0]
@@ -201,7 +218,7 @@ func (r *rings) postRunLocked(ds []Datagram, tag uint64, wait bool) (int, error)
 			return n, nil
 		}
 		if r.fullLocked(l, f, s, wait) {
-			return r.postRunLocked(ds, tag, false)
+			return 0, errAgain
 		}
 	}
 	// The longest run that fits; one length for all needs no table in front of the payloads.

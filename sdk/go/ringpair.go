@@ -352,7 +352,7 @@ func (r *rings) shownLocked(l *ringLink, s *shm.PairSender, bytes, n int, tag ui
 const pairPatience = 200 * time.Microsecond
 
 // awaitPairLocked waits for some room in the pair of f, for a moment. txMu is released meanwhile: what the
-// caller knows has to be looked up again.
+// caller knows has to be looked up again, and a pass of a batch begins anew.
 func (r *rings) awaitPairLocked(l *ringLink, f *shm.Flow) {
 	o := l.out[f.Dst]
 	if o == nil {
