@@ -34,8 +34,10 @@ static PyObject *new_datagram(const rdsd_msg *m)
 /* What is lent may be in the way of what is to come: the copying calls wait, the lending ones say so. */
 typedef ssize_t (*receive_fn)(rdsd_socket *, rdsd_msg *, size_t, int64_t);
 
-/* take waits for at least one datagram. Its number, or -1 with an exception set. */
-static Py_ssize_t take(Handle *h, receive_fn receive, rdsd_msg *msgs, size_t n, int64_t timeout)
+#define RAISED PY_SSIZE_T_MIN
+
+/* wait_for waits for at least one datagram. Its number, a negative errno, or RAISED: an exception is set. */
+static Py_ssize_t wait_for(Handle *h, receive_fn receive, rdsd_msg *msgs, size_t n, int64_t timeout)
 {
 	ssize_t got = receive(h->sock, msgs, n, RDSD_NOWAIT);
 
@@ -51,31 +53,43 @@ static Py_ssize_t take(Handle *h, receive_fn receive, rdsd_msg *msgs, size_t n, 
 			again = wait_again(&w, got);
 		} while (again > 0);
 		if (again < 0)
-			return -1;
-	}
-	if (got < 0) {
-		fail(h, got);
-		return -1;
+			return RAISED;
 	}
 	return got;
+}
+
+/* take is wait_for where every error is raised: -1. */
+static Py_ssize_t take(Handle *h, receive_fn receive, rdsd_msg *msgs, size_t n, int64_t timeout)
+{
+	Py_ssize_t got = wait_for(h, receive, msgs, n, timeout);
+
+	if (got >= 0)
+		return got;
+	if (got != RAISED)
+		fail(h, got);
+	return -1;
+}
+
+static PyObject *copy_out(rdsd_msg *msg)
+{
+	PyObject *datagram = new_datagram(msg);
+
+	rdsd_release(msg, 1);
+	return datagram;
 }
 
 static PyObject *recv_one(PyObject *self, FAST)
 {
 	static const char *const names[] = {"timeout"};
 	Handle *h = (Handle *)self;
-	PyObject *timeout, *datagram;
+	PyObject *timeout;
 	rdsd_msg msg;
 	int64_t ns;
 
 	if (arguments("recv", args, nargs, kwnames, names, 0, 1, &timeout) < 0 || get_timeout(timeout, &ns) < 0)
 		return NULL;
 	CHECK_OPEN(h);
-	if (take(h, rdsdi_recv_copied, &msg, 1, ns) < 0)
-		return NULL;
-	datagram = new_datagram(&msg);
-	rdsd_release(&msg, 1);
-	return datagram;
+	return take(h, rdsdi_recv_copied, &msg, 1, ns) < 0 ? NULL : copy_out(&msg);
 }
 
 /* buffer_and_source is what recv_into returns, and gives the datagram back. */
@@ -89,6 +103,23 @@ static PyObject *buffer_and_source(Py_buffer *view, rdsd_msg *msg)
 	from = new_address(&msg->from);
 	rdsd_release(msg, 1);
 	return from ? Py_BuildValue("(nN)", n, from) : NULL;
+}
+
+/* For iter(): one at a time, so that whoever leaves the iteration loses nothing. */
+static PyObject *next_datagram(PyObject *self, PyObject *unused)
+{
+	Handle *h = (Handle *)self;
+	Py_ssize_t got;
+	rdsd_msg msg;
+
+	(void)unused;
+	CHECK_OPEN(h);
+	got = wait_for(h, rdsdi_recv_copied, &msg, 1, RDSD_FOREVER);
+	if (got >= 0)
+		return copy_out(&msg);
+	if (got == -EBADF && h->process == rdsdi_process)
+		Py_RETURN_NONE;
+	return got == RAISED ? NULL : fail(h, got);
 }
 
 static PyObject *recv_into(PyObject *self, FAST)
@@ -284,6 +315,7 @@ static PyObject *peek(PyObject *self, PyObject *unused)
 
 PyMethodDef receive_methods[] = {
 	FAST_METHOD("recv", recv_one, "The next datagram."),
+	{"_next", next_datagram, METH_NOARGS, "The next datagram, None once the socket is closed."},
 	FAST_METHOD("recv_into", recv_into, "The next datagram, copied to a buffer: its bytes and its source."),
 	FAST_METHOD("recv_batch", recv_batch, "At least one datagram, and up to limit of those that are there."),
 	FAST_METHOD("_borrow", borrow_pairs, "As recv_batch, as pairs of an address and a memoryview in place."),

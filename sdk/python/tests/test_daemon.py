@@ -132,6 +132,58 @@ async def test_a_stream_of_batches_arrives_whole(front: Front, daemons: Pair) ->
     assert got == [b"%d" % i for i in range(count)]
 
 
+async def step(front: Front, iteration: Any) -> Any:
+    """One item of a new iteration, which is left at once."""
+
+    def leave() -> Any:
+        for item in iteration:
+            return item
+
+    if front.name == "sync":
+        return await asyncio.to_thread(leave)
+    async for item in iteration:
+        return item
+
+
+async def test_who_leaves_an_iteration_loses_nothing(front: Front, daemons: Pair) -> None:
+    a, b = await bind(front, daemons[0], outcomes=True), await bind(front, daemons[0])
+    count = 60
+    sent = [b"%03d" % i for i in range(count)]
+    tags = await front.do(a.send_batch, [(b.local_address, payload) for payload in sent])
+    await front.do(a.flush, timeout=10)
+    # One read ahead of all, kept while others read.
+    kept = iter(b) if front.name == "sync" else aiter(b)
+    got = [await front.next(kept)]
+    got += [await step(front, b) for _ in range(9)]
+    assert await front.do(b.peek_size, timeout=10) == 3
+    got.append(await front.do(b.recv, timeout=10))
+    room = bytearray(10)
+    with pytest.raises(rdsd.TooLarge):
+        await front.do(b.recv_into, bytearray(2), timeout=10)
+    size, source = await front.do(b.recv_into, room, timeout=10)
+    got.append(rdsd.Datagram(source, bytes(room[:size])))
+    while len(got) < 20:
+        got += await front.do(b.recv_batch, 20 - len(got), timeout=10)
+    while len(got) < 30:
+        with await front.do(b.borrow, 30 - len(got), timeout=10) as lease:
+            got += [rdsd.Datagram(addr, bytes(view)) for addr, view in lease]
+    got += [await front.next(kept) for _ in range(15)]
+    got += [await step(front, b) for _ in range(15)]
+    assert got == [(a.local_address, payload) for payload in sent]
+    outcomes = [await step(front, a.outcomes(timeout=10)) for _ in tags]
+    assert [outcome.tag for outcome in outcomes] == list(tags)
+
+
+async def test_what_an_iteration_leaves_wakes_others(front: Front, daemons: Pair) -> None:
+    a, b = [await bind(front, daemons[0]) for _ in range(2)]
+    waiting = [asyncio.create_task(front.do(b.recv, timeout=20)) for _ in range(3)]
+    waiting.append(asyncio.create_task(step(front, b)))
+    await asyncio.sleep(0)
+    await front.do(a.send_batch, [(b.local_address, b"%d" % i) for i in range(4)])
+    got = await asyncio.gather(*waiting)
+    assert sorted(payload for _, payload in got) == [b"%d" % i for i in range(4)]
+
+
 async def test_a_closed_socket_is_gone_from_the_daemon(front: Front, daemons: Pair) -> None:
     client = front.client(daemons[0].target)
     sock = await front.do(client.bind, (daemons[0].address, 0), label="python test")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from rdsd import Closed, Datagram
+import pytest
+
+from rdsd import Closed, Datagram, TooLarge
 from rdsd._errors import make
 from rdsd._receiving import Inbox
 from rdsd._types import Address
@@ -80,3 +82,48 @@ def test_close_fails_who_waits_and_keeps_what_is_unread() -> None:
     assert isinstance(waiting.error, Closed)
     assert isinstance(box.await_reply(A).error, Closed)
     assert len(box.take(9)) == 1
+
+
+def test_what_an_iterator_has_read_ahead_is_next_for_all() -> None:
+    box = Inbox(1000, 1000)
+    sent = [Datagram(A, b"%d" % i) for i in range(6)]
+    box.arrived(sent)
+    assert box.take_next() == sent[:1]
+    assert len(box) == 5
+    assert box.take(2) == sent[1:3]
+    assert box.next_size() == 1
+    view = memoryview(bytearray(1))
+    assert box.take_into(view) == [(1, A)]
+    assert bytes(view) == b"3"
+    assert box.take_next() == sent[4:5]
+    box.arrived(some(1))
+    assert box.take(10) == [sent[5], *some(1)]
+    assert box.take_next() == []
+    assert box.next_size() is None
+
+
+def test_a_datagram_that_another_thread_leaves_too_large_stays() -> None:
+    box = Inbox(1000, 1000)
+    box.arrived([*some(3), *some(1, size=2)])
+    assert box.take_next() == some(1)
+    sizes = box.next_size
+
+    def next_size() -> int | None:
+        size = sizes()
+        box.next_size = sizes  # type: ignore[method-assign]
+        assert box.ahead.take(2) == some(2)  # as another thread, between size and datagram
+        return size
+
+    box.next_size = next_size  # type: ignore[method-assign]
+    with pytest.raises(TooLarge, match="has 2 bytes, the buffer 1"):
+        box.take_into(memoryview(bytearray(1)))
+    assert box.take(2) == some(1, size=2)
+
+
+def test_closing_clears_what_was_read_ahead() -> None:
+    box = Inbox(1000, 1000)
+    box.arrived(some(2))
+    box.take_next()
+    box.clear()
+    assert len(box) == 0
+    assert box.take(1) == []

@@ -195,6 +195,18 @@ class RingSocket(Socket):
         check_limit(limit)
         return await self._received(lambda: self._take(limit), _deadline(seconds(timeout)))
 
+    async def __aiter__(self) -> AsyncIterator[Datagram]:
+        inbox = self._inbox
+        while True:
+            try:
+                datagram = inbox.ahead.pop()
+            except IndexError:
+                try:
+                    datagram = (await self._received(self._take_next, None))[0]
+                except Closed:
+                    return
+            yield datagram
+
     async def borrow(self, limit: int = 256, timeout: Timeout = None) -> Lease:
         check_limit(limit)
 
@@ -397,13 +409,30 @@ class RingSocket(Socket):
             return inbox.take(limit)
         return self._ring._recv_now(limit)
 
+    def _take_next(self) -> list[Datagram]:
+        """One datagram, for an iterator: further ones are put ahead."""
+        ahead = self._inbox.ahead
+        taken = ahead.refill(lambda: self._take(256))
+        if ahead.items:
+            self._wake(_rings.READABLE)  # the iterator may be left
+        return taken
+
     def _pull(self) -> None:
         """Takes what has come, replies to their requests."""
         inbox = self._inbox
-        while len(inbox) < _ASIDE[0] and (batch := self._ring._recv_now(256)):
+        while len(inbox) < _ASIDE[0] and (batch := self._take_new()):
             inbox.arrived(batch)
         if len(inbox):
             self._wake(_rings.READABLE)
+
+    def _take_new(self) -> list[Datagram]:
+        """What has come; when nothing more can come, what is here can still be taken."""
+        try:
+            return self._ring._recv_now(256)
+        except RdsError:
+            if not len(self._inbox):
+                raise
+            return []
 
     async def _received(
         self, take: Callable[[], list[T]], deadline: float | None, what: int = _rings.READABLE

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from ._errors import Closed
 from ._target import Timeout, seconds
 from ._types import (
     Address,
@@ -158,15 +157,9 @@ class Socket(ABC):
         receive buffer; leaving the with-block of what this returns releases it.
         """
 
-    async def __aiter__(self) -> AsyncIterator[Datagram]:
-        """Datagrams until the socket is closed."""
-        while True:
-            try:
-                batch = await self.recv_batch()
-            except Closed:
-                return
-            for datagram in batch:
-                yield datagram
+    @abstractmethod
+    def __aiter__(self) -> AsyncIterator[Datagram]:
+        """Datagrams until the socket is closed. Whoever leaves it loses none: recv has the next."""
 
     async def request(self, dst: AddressLike, payload: Payload, timeout: Timeout) -> Datagram:
         """Sends, then waits for the answer of dst to it; see rdsd.Socket.request."""

@@ -13,7 +13,7 @@ import grpc.aio
 from ._aio_grpc import GrpcStream
 from ._aio_packets import PacketStream
 from ._aio_socket import CongestionWatch, Socket
-from ._calls import Call, EventQueue, Readiness
+from ._calls import Ahead, Call, EventQueue, Readiness
 from ._core import ANSWER_GRACE, BindOptions, Query, SocketCore, State
 from ._errors import (
     BatchError,
@@ -153,7 +153,7 @@ class StreamSocket(Socket):
         if not self._core.options.outcomes:
             raise make(InvalidArgument, "bind with outcomes=True to be told outcomes")
         ledger = self._core.sender.ledger
-        return self._events(ledger.queue.ready, lambda: ledger.take(256), seconds(timeout))
+        return self._each(ledger.queue.ready, ledger.ahead, ledger.take_next, seconds(timeout))
 
     # -- receiving ---------------------------------------------------------------
 
@@ -173,6 +173,10 @@ class StreamSocket(Socket):
         check_limit(limit)
         inbox = self._core.inbox
         return await self._take(inbox.ready, lambda: inbox.take(limit), _deadline(seconds(timeout)))
+
+    def __aiter__(self) -> AsyncIterator[Datagram]:
+        inbox = self._core.inbox
+        return self._each(inbox.ready, inbox.ahead, inbox.take_next, None)
 
     async def borrow(self, limit: int = 256, timeout: Timeout = None) -> Lease:
         batch = await self.recv_batch(limit, timeout)
@@ -337,16 +341,18 @@ class StreamSocket(Socket):
                 if not call.done:
                     ready.withdraw(call)
 
-    async def _events(
-        self, ready: Readiness, take: Callable[[], list[T]], limit: float | None
+    async def _each(
+        self, ready: Readiness, ahead: Ahead[T], take: Callable[[], list[T]], limit: float | None
     ) -> AsyncIterator[T]:
         while True:
             try:
-                batch = await self._take(ready, take, _deadline(limit))
-            except Closed:
-                return
-            for item in batch:
-                yield item
+                item = ahead.pop()
+            except IndexError:
+                try:
+                    item = (await self._take(ready, take, _deadline(limit)))[0]
+                except Closed:
+                    return
+            yield item
 
     # -- the socket's task -------------------------------------------------------
 

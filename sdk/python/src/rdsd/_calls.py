@@ -6,6 +6,7 @@ thread's event or an asyncio future beforehand.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -96,3 +97,33 @@ class EventQueue(Generic[T]):
     def put(self, item: T) -> None:
         self.items.append(item)
         self.ready.signal()
+
+
+class Ahead(Generic[T]):
+    """What iterators have taken and not handed out. It stays when they are left: whoever
+    takes next gets it first.
+
+    refill is for the holder of the socket's lock; the others need none.
+    """
+
+    __slots__ = ("items", "pop")
+
+    def __init__(self) -> None:
+        self.items: deque[T] = deque()
+        self.pop = self.items.popleft  # IndexError: there is none
+
+    def take(self, limit: int) -> list[T]:
+        """Up to limit of them."""
+        out: list[T] = []
+        with contextlib.suppress(IndexError):
+            while len(out) < limit:
+                out.append(self.pop())
+        return out
+
+    def refill(self, take: Callable[[], list[T]]) -> list[T]:
+        """One of them, else one of what take returns, the rest of which is kept."""
+        if one := self.take(1):
+            return one
+        taken = take()
+        self.items.extend(taken[1:])
+        return taken[:1]

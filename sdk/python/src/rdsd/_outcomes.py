@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ._calls import EventQueue
+from ._calls import Ahead, EventQueue
 from ._intervals import IntervalSet
 from ._types import Outcome, OutcomeKind
 
@@ -25,6 +25,7 @@ class Ledger:
     def __init__(self, *, wanted: bool) -> None:
         self.wanted = wanted
         self.queue = EventQueue[Range]()
+        self.ahead = Ahead[Outcome]()
         self._undecided = IntervalSet()
 
     @property
@@ -74,6 +75,10 @@ class Ledger:
             else:
                 items[0] = (stop, end, kind, reason)
         return out
+
+    def take_next(self) -> list[Outcome]:
+        """One outcome, for an iterator: further ones are put ahead."""
+        return self.ahead.refill(lambda: self.take(256))
 
     def _report(self, start: int, end: int, kind: OutcomeKind, reason: str) -> None:
         items = self.queue.items

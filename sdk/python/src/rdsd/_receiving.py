@@ -8,10 +8,11 @@ read, so a busy reader costs few messages and never starves.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Sequence
 
-from ._calls import Call, Readiness
+from ._calls import Ahead, Call, Readiness
 from ._errors import RdsError, TooLarge, make
 from ._types import Address, Datagram, RoomForPayload
 
@@ -38,6 +39,7 @@ class Inbox:
         self._freed_datagrams = 0  # read since the last credit
         self._freed_bytes = 0
         self._replies: dict[Address, deque[Call[Datagram]]] = {}
+        self.ahead = Ahead[Datagram]()  # read, as far as the window is concerned
         self.ready = Readiness()
 
     @property
@@ -46,7 +48,7 @@ class Inbox:
         return bool(self._replies)
 
     def __len__(self) -> int:
-        return len(self._unread)
+        return len(self.ahead.items) + len(self._unread)
 
     def initial_credit(self) -> tuple[int, int]:
         """Datagrams and bytes for a Bind: the window less what is unread."""
@@ -82,19 +84,24 @@ class Inbox:
 
     def take(self, limit: int) -> list[Datagram]:
         """Up to limit datagrams, none when none is there."""
-        if limit >= len(self._unread):
-            out = list(self._unread)
-            self._freed_datagrams += len(out)
+        out = self.ahead.take(limit)
+        if limit - len(out) >= len(self._unread):
+            out += self._unread
+            self._freed_datagrams += len(self._unread)
             self._freed_bytes += self._unread_bytes
-            self.clear()
+            self._unread.clear()
+            self._unread_bytes = 0
             return out
-        out = []
         while len(out) < limit:
             d = self._unread.popleft()
             self._unread_bytes -= len(d.payload)
             self._free(d)
             out.append(d)
         return out
+
+    def take_next(self) -> list[Datagram]:
+        """One datagram, for an iterator: further ones are put ahead."""
+        return self.ahead.refill(lambda: self.take(256))
 
     def take_into(self, view: memoryview) -> list[tuple[int, Address]]:
         """One datagram, copied to view: its size and source; nothing when none is there."""
@@ -104,12 +111,18 @@ class Inbox:
             raise make(
                 TooLarge, f"the next datagram has {size} bytes, the buffer {len(view)}: it was left"
             )
-        [datagram] = self.take(1)
-        view[:size] = datagram.payload
-        return [(size, datagram.addr)]
+        for datagram in self.take(1):
+            if (size := len(datagram.payload)) <= len(view):
+                view[:size] = datagram.payload
+                return [(size, datagram.addr)]
+            self.ahead.items.appendleft(datagram)  # an iterator has taken the one before it
+        return self.take_into(view)
 
     def next_size(self) -> int | None:
-        return len(self._unread[0].payload) if self._unread else None
+        for queue in (self.ahead.items, self._unread):
+            with contextlib.suppress(IndexError):  # an iterator may take the last one ahead
+                return len(queue[0].payload)
+        return None
 
     @property
     def owes_credit(self) -> bool:
@@ -144,7 +157,8 @@ class Inbox:
                 del self._replies[source]
 
     def clear(self) -> None:
-        """Nothing is unread any more: it was taken, or the application closed the socket."""
+        """Nothing is unread any more: the application closed the socket."""
+        self.ahead.items.clear()
         self._unread.clear()
         self._unread_bytes = 0
 

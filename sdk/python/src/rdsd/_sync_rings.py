@@ -84,6 +84,9 @@ class RingSocket(Ring, Socket):
 
     # -- receiving ---------------------------------------------------------------
 
+    def __iter__(self) -> Iterator[Datagram]:
+        return iter(self._next, None)
+
     def borrow(self, limit: int = 256, timeout: Timeout = None) -> Lease:
         return lease(self._borrow(limit, timeout))
 

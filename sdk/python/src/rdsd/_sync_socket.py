@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from ._errors import Closed
 from ._target import Timeout, seconds
 from ._types import (
     Address,
@@ -154,14 +153,9 @@ class Socket(ABC):
         receive buffer; leaving the with-block of what this returns releases it.
         """
 
+    @abstractmethod
     def __iter__(self) -> Iterator[Datagram]:
-        """Datagrams until the socket is closed."""
-        while True:
-            try:
-                batch = self.recv_batch()
-            except Closed:
-                return
-            yield from batch
+        """Datagrams until the socket is closed. Whoever leaves it loses none: recv has the next."""
 
     def request(self, dst: AddressLike, payload: Payload, timeout: Timeout) -> Datagram:
         """Sends, then waits for the answer of dst to it.
