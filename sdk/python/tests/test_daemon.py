@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import os
 import time
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -182,6 +184,33 @@ async def test_what_an_iteration_leaves_wakes_others(front: Front, daemons: Pair
     await front.do(a.send_batch, [(b.local_address, b"%d" % i) for i in range(4)])
     got = await asyncio.gather(*waiting)
     assert sorted(payload for _, payload in got) == [b"%d" % i for i in range(4)]
+
+
+async def test_an_answer_from_an_address_in_ipv6(front: Front, daemons: Pair) -> None:
+    a, b = [await bind(front, daemon) for daemon in daemons]
+    host, port = b.local_address
+    for where in (f"[::ffff:{host}]:{port}", rdsd.Address(f"::ffff:{host}", port)):
+        request = asyncio.create_task(front.do(a.request, where, b"ping", timeout=10))
+        asked = await front.do(b.recv, timeout=10)
+        await front.do(b.reply, asked, b"pong", timeout=10)
+        assert await request == (b.local_address, b"pong")
+
+
+async def test_an_abstract_socket(front: Front, daemons: Pair, tmp_path: Path) -> None:
+    near = daemons[0]
+    host, command = near.address.rsplit(".", 1)[0] + ".4", list(near.command)
+    name = f"rdsd-py-{os.getpid()}"
+    command[command.index("--address") + 1] = host
+    command[command.index("--socket") + 1] = f"@{name}"
+    daemon = Daemon(f"@{name}", host, command, log=tmp_path / "log")
+    await asyncio.to_thread(daemon.start)
+    try:
+        a = await bind(front, daemon)
+        assert a.front_end == front.front_end
+        await front.do(a.send, a.local_address, b"to itself", timeout=10)
+        assert await front.do(a.recv, timeout=10) == (a.local_address, b"to itself")
+    finally:
+        await asyncio.to_thread(daemon.terminate)
 
 
 async def test_a_closed_socket_is_gone_from_the_daemon(front: Front, daemons: Pair) -> None:

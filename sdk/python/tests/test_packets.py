@@ -179,10 +179,11 @@ def test_choices() -> None:
     assert choose(None, "unix:///x.sock") == (*rings, "seqpacket", "grpc")
     assert choose("auto", "unix:x.sock") == (*rings, "seqpacket", "grpc")
     assert choose("auto", "10.0.0.1:4000") == ("grpc",)
-    assert choose("auto", "unix-abstract:x") == ("grpc",)
+    assert choose("auto", "unix-abstract:x") == (*rings, "seqpacket", "grpc")
     assert choose("seqpacket", "unix:///x.sock") == ("seqpacket",)
     assert choose("grpc", "unix:///x.sock") == ("grpc",)
     assert control_path("unix:///x.sock") == "/x.sock.rings"
+    assert control_path("unix-abstract:x") == "@x.rings"
 
 
 def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,8 @@ from rdsd._types import AddressLike, pack_host, to_address, unpack_host
         (("10.0.0.1", 0), Address("10.0.0.1", 0), "10.0.0.1:0"),
         ((ipaddress.ip_address("fd00::0:1"), 65535), Address("fd00::1", 65535), "[fd00::1]:65535"),
         (Address("10.0.0.1", 5), Address("10.0.0.1", 5), "10.0.0.1:5"),
+        ("[::ffff:10.0.0.1]:5", Address("10.0.0.1", 5), "10.0.0.1:5"),
+        (("::ffff:a00:1", 5), Address("10.0.0.1", 5), "10.0.0.1:5"),
     ],
 )
 def test_addresses(given: AddressLike, address: Address, text: str) -> None:
@@ -49,6 +51,9 @@ def test_targets(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_target(odd) == "unix:///tmp/a%20b%23c%3Fd%2541"
     assert unix_path(resolve_target(odd)) == odd
     assert resolve_target("run/x.sock") == "unix:run/x.sock"
+    assert resolve_target("x.sock") == "unix:x.sock"
+    assert resolve_target("@rdsd") == "unix-abstract:rdsd"
+    assert unix_path(resolve_target("@rdsd")) == "@rdsd"
     assert resolve_target("unix:x.sock") == "unix:x.sock"
     assert resolve_target("dns:///host:1") == "dns:///host:1"
     assert resolve_target("10.0.0.1:1234") == "10.0.0.1:1234"

@@ -17,7 +17,7 @@ from ._types import (
     Outcome,
     Payload,
     RoomForPayload,
-    to_address,
+    canonical,
 )
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class Socket(ABC):
 
     async def request(self, dst: AddressLike, payload: Payload, timeout: Timeout) -> Datagram:
         """Sends, then waits for the answer of dst to it; see rdsd.Socket.request."""
-        where = to_address(dst)
+        where = canonical(dst)
         self._check_usable()
         return await self._requests.request(where, payload, seconds(timeout))
 

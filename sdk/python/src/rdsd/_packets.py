@@ -53,7 +53,7 @@ def new_socket() -> socket.socket:
 def try_connect(sock: socket.socket, path: str) -> bool:
     """Connects; False: the daemon's listen queue is full, try again. Absent: nobody is there."""
     try:
-        sock.connect(path)
+        sock.connect("\0" + path[1:] if path.startswith("@") else path)
     except BlockingIOError:
         return False
     except (FileNotFoundError, NotADirectoryError):

@@ -17,7 +17,7 @@ from ._types import (
     Outcome,
     Payload,
     RoomForPayload,
-    to_address,
+    canonical,
 )
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class Socket(ABC):
 
         Past the timeout what is queued of it is cancelled and TimedOut raised.
         """
-        where = to_address(dst)
+        where = canonical(dst)
         self._check_usable()
         return self._requests.request(where, payload, seconds(timeout))
 

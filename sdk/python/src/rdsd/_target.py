@@ -23,8 +23,8 @@ DEFAULT_TARGET = "unix:///run/rdsd/rdsd.sock"
 def resolve_target(target: str | None) -> str:
     """The gRPC target: the argument, else $RDSD_SOCKET, else the default socket.
 
-    A bare path means a Unix socket; anything with a scheme, or host:port, is
-    passed on to gRPC as it is.
+    A path or a bare name means a Unix socket, @name an abstract one; anything
+    with a scheme, or host:port, is passed on to gRPC as it is.
     """
     chosen = target or os.environ.get("RDSD_SOCKET") or DEFAULT_TARGET
     if chosen.startswith("unix:") or "://" in chosen:
@@ -32,15 +32,20 @@ def resolve_target(target: str | None) -> str:
     if chosen.startswith("/"):
         # gRPC reads it as a URL, in which "#", "?" and "%" mean something else.
         return "unix://" + quote(chosen)
-    if "/" in chosen:
+    if chosen.startswith("@"):
+        return "unix-abstract:" + chosen[1:]
+    if "/" in chosen or ":" not in chosen:
         return "unix:" + chosen
     return chosen
 
 
 def unix_path(target: str) -> str | None:
-    """The path of the Unix socket a target names, None when it names something else."""
+    """The path of the Unix socket a target names, @name of an abstract one; None when it
+    names something else."""
     if target.startswith("unix://"):
         return unquote(target.removeprefix("unix://"))
+    if target.startswith("unix-abstract:"):
+        return "@" + target.removeprefix("unix-abstract:")
     return target.removeprefix("unix:") if target.startswith("unix:") else None
 
 

@@ -109,6 +109,15 @@ def to_address(value: AddressLike) -> Address:
         ) from None
 
 
+def canonical(value: AddressLike) -> Address:
+    """As to_address, in the form that the daemon gives to sources."""
+    where = to_address(value)
+    try:
+        return _checked(*where)
+    except ValueError:
+        raise make(InvalidArgument, f"address {value!r}: {where.host!r} is no address") from None
+
+
 @lru_cache(maxsize=4096)
 def _parse(text: str) -> Address:
     host, _, port = text.rpartition(":")
@@ -123,7 +132,9 @@ def _parse(text: str) -> Address:
 def _checked(host: str, port: int) -> Address:
     if not 0 <= port <= 65535:
         raise make(InvalidArgument, f"port {port} of {host}: want 0 to 65535")
-    return Address(str(ipaddress.ip_address(host)), int(port))
+    ip = ipaddress.ip_address(host)
+    # The daemon takes an IPv4 address in IPv6 for the IPv4 one: so do answers come from it.
+    return Address(str(getattr(ip, "ipv4_mapped", None) or ip), int(port))
 
 
 @lru_cache(maxsize=4096)
