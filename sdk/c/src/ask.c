@@ -85,7 +85,17 @@ static int ask(struct question *q, int64_t timeout)
 	q->op.step = question_step;
 	q->op.asks = true;
 	q->deadline = rdsdi_deadline(timeout == RDSD_NOWAIT ? PATIENCE : timeout);
-	result = rdsdi_run(&q->op, timeout);
+	for (;;) {
+		result = rdsdi_run(&q->op, timeout);
+		if (rdsdi_ends(result))
+			break;
+		/* What was asked stays asked: a second cancel would find nothing. */
+		if (timeout > 0) {
+			timeout = q->deadline - rdsdi_now();
+			if (timeout < 1)
+				timeout = 1;
+		}
+	}
 	pthread_mutex_lock(&s->ctl.mu);
 	for (struct rdsdi_ask **a = &s->ctl.asks; *a; a = &(*a)->next)
 		if (*a == &q->ask) {

@@ -449,6 +449,13 @@ extern _Thread_local struct rdsdi_jam *rdsdi_jam_whole;
 
 /* Runs op until it is done or the time is over. */
 int64_t rdsdi_run(struct rdsdi_op *op, int64_t timeout);
+/*
+ * What a call of this thread that cannot be made twice does when a signal interrupts it:
+ * true, it goes on. NULL: it ends with -EINTR. Only with RDSD_INTERRUPTIBLE.
+ */
+extern _Thread_local bool (*rdsdi_interrupted)(void);
+/* Whether a call ends with this result, or goes on after a signal. */
+bool rdsdi_ends(int64_t result);
 
 /* Something other threads may wait for has changed, and not by the daemon's doorbell. */
 void rdsdi_notify(rdsd_socket *s);

@@ -532,7 +532,7 @@ int rdsdi_session_first(rdsd_socket *s, int64_t timeout)
 			until = 0;
 		t.tv_sec = until / 1000000000;
 		t.tv_nsec = until % 1000000000;
-		if (ppoll(&fd, 1, &t, NULL) < 0 && errno == EINTR && s->flags & RDSD_INTERRUPTIBLE)
+		if (ppoll(&fd, 1, &t, NULL) < 0 && errno == EINTR && s->flags & RDSD_INTERRUPTIBLE && rdsdi_ends(-EINTR))
 			return rdsdi_errno(-EINTR);
 	}
 }

@@ -367,6 +367,13 @@ int64_t rdsdi_run(struct rdsdi_op *op, int64_t timeout)
 	return result;
 }
 
+_Thread_local bool (*rdsdi_interrupted)(void);
+
+bool rdsdi_ends(int64_t result)
+{
+	return result != -EINTR || !rdsdi_interrupted || !rdsdi_interrupted();
+}
+
 int rdsdi_sleep_init(struct rdsdi_sleep *w)
 {
 	w->poll_fd = w->timer_fd = -1;

@@ -18,33 +18,25 @@ enum { RUNS = 256 };
 			return NULL;                                                                                   \
 	} while (0)
 
-/* whole is the time of a question, which is asked once and not in slices. */
-static void whole(struct wait *w)
+/* at_least is the time of a question, which waits for its answer. */
+static int64_t at_least(int64_t timeout)
 {
-	w->slice = w->deadline == INT64_MAX ? RDSD_FOREVER : w->deadline - rdsdi_now();
-	if (w->deadline != INT64_MAX && w->slice <= 0)
-		w->slice = 1;
+	return timeout ? timeout : 1;
 }
 
 static PyObject *flush(PyObject *self, PyObject *timeout)
 {
 	Handle *h = (Handle *)self;
-	struct wait w;
+	PyThreadState *t;
 	int64_t ns;
-	int err, again;
+	int err;
 
 	CHECK_OPEN(h);
 	if (get_timeout(timeout, &ns) < 0)
 		return NULL;
-	wait_begin(&w, ns);
-	do {
-		whole(&w);
-		Py_BEGIN_ALLOW_THREADS
-		err = rdsd_flush(h->sock, w.slice);
-		Py_END_ALLOW_THREADS
-		again = err == -EINTR ? wait_again(&w, err) : 0;
-	} while (again > 0);
-	if (again < 0)
+	t = once_begin();
+	err = rdsd_flush(h->sock, at_least(ns));
+	if (!once_end(t))
 		return NULL;
 	if (err)
 		return fail(h, err);
@@ -56,23 +48,17 @@ static PyObject *cancel(PyObject *self, PyObject *args)
 	Handle *h = (Handle *)self;
 	PyObject *name, *timeout;
 	rdsd_cancelled result;
-	struct wait w;
+	PyThreadState *t;
 	rdsd_addr to;
 	int64_t ns;
-	int err, again;
+	int err;
 
 	CHECK_OPEN(h);
 	if (!PyArg_ParseTuple(args, "OO", &name, &timeout) || get_address(name, &to) < 0 || get_timeout(timeout, &ns) < 0)
 		return NULL;
-	wait_begin(&w, ns);
-	do {
-		whole(&w);
-		Py_BEGIN_ALLOW_THREADS
-		err = rdsd_cancel_sent_to(h->sock, &to, &result, w.slice);
-		Py_END_ALLOW_THREADS
-		again = err == -EINTR ? wait_again(&w, err) : 0;
-	} while (again > 0);
-	if (again < 0)
+	t = once_begin();
+	err = rdsd_cancel_sent_to(h->sock, &to, &result, at_least(ns));
+	if (!once_end(t))
 		return NULL;
 	if (err)
 		return fail(h, err);

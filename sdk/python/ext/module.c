@@ -37,6 +37,32 @@ int wait_again(struct wait *w, int64_t result)
 	return 1;
 }
 
+/* handled runs the handlers of the signals that came; false: one raised. */
+static bool handled(void)
+{
+	PyGILState_STATE lock = PyGILState_Ensure();
+	bool none_raised;
+
+	rdsdi_interrupted = NULL; /* for what a handler calls */
+	none_raised = !PyErr_CheckSignals();
+	rdsdi_interrupted = handled;
+	PyGILState_Release(lock);
+	return none_raised;
+}
+
+PyThreadState *once_begin(void)
+{
+	rdsdi_interrupted = handled;
+	return PyEval_SaveThread();
+}
+
+bool once_end(PyThreadState *t)
+{
+	rdsdi_interrupted = NULL;
+	PyEval_RestoreThread(t);
+	return !PyErr_Occurred();
+}
+
 int arguments(const char *method, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, const char *const *names,
 	      Py_ssize_t required, Py_ssize_t count, PyObject **out)
 {
@@ -84,9 +110,10 @@ static PyObject *bind_socket(PyObject *self, PyObject *args, PyObject *kwargs)
 	rdsd_client *client;
 	rdsd_socket *sock;
 	rdsd_addr addr;
-	struct wait w;
+	PyThreadState *t;
 	int64_t ns;
-	int err, again;
+	bool whole;
+	int err;
 
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sOKKsILO", names, &path, &local, &send_buffer, &recv_buffer, &o.label,
 					 &flags, &spin, &timeout))
@@ -104,18 +131,12 @@ static PyObject *bind_socket(PyObject *self, PyObject *args, PyObject *kwargs)
 	err = rdsd_client_open(path, &client);
 	if (err)
 		return fail(h, err);
-	wait_begin(&w, ns);
-	do {
-		o.timeout = w.deadline == INT64_MAX ? INT64_MAX : w.deadline - rdsdi_now();
-		if (o.timeout <= 0)
-			o.timeout = 1;
-		Py_BEGIN_ALLOW_THREADS
-		err = rdsd_bind(client, &addr, &o, &sock);
-		Py_END_ALLOW_THREADS
-		again = err == -EINTR ? wait_again(&w, err) : 0;
-	} while (again > 0);
-	if (again < 0 || err) {
-		PyObject *none = again < 0 ? NULL : fail(h, err);
+	o.timeout = ns < 0 ? INT64_MAX : ns ? ns : 1;
+	t = once_begin();
+	err = rdsd_bind(client, &addr, &o, &sock);
+	whole = once_end(t);
+	if (err) {
+		PyObject *none = whole ? fail(h, err) : NULL;
 
 		rdsd_client_close(client);
 		return none;

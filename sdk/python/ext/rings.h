@@ -111,6 +111,13 @@ void wait_begin(struct wait *w, int64_t timeout);
 /* After a slice: 1 another one is due, 0 the result stands, -1 an exception is set. */
 int wait_again(struct wait *w, int64_t result);
 
+/*
+ * A call of the library that is made once, whatever signals come: between these. What waits
+ * in it is not made in slices. false: a handler raised.
+ */
+PyThreadState *once_begin(void);
+bool once_end(PyThreadState *t);
+
 /* Arguments of a METH_FASTCALL | METH_KEYWORDS method, by name; missing ones become NULL. */
 int arguments(const char *method, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, const char *const *names,
 	      Py_ssize_t required, Py_ssize_t count, PyObject **out);

@@ -677,6 +677,52 @@ def test_signals(daemons: Pair, what: str) -> None:
     run_program(PROGRAM, daemons[0], "rings", what, says="interrupted\n")
 
 
+# The daemon is asked while it is frozen; a signal handler thaws it when several have come.
+ONCE = """\
+import os, signal, sys
+from pathlib import Path
+import rdsd
+target, host, what, daemon = sys.argv[1:]
+client = rdsd.Client(target, front_end="rings")
+a = client.bind((host, 0))
+nobody = ("127.0.0.250", 7)
+for _ in range(3):
+    a.send(nobody, b"stuck", timeout=10)
+with client.bind((host, 0)) as free:
+    port = free.local_address.port
+came = []
+def come(*_):
+    came.append(a.peek_size())  # a handler may call what it likes
+    if len(came) == 5:
+        os.kill(int(daemon), signal.SIGCONT)
+signal.signal(signal.SIGALRM, come)
+def state(stat):
+    return stat.read_text().rpartition(") ")[2][0]
+os.kill(int(daemon), signal.SIGSTOP)
+while not all(state(stat) == "T" for stat in Path("/proc", daemon, "task").glob("*/stat")):
+    pass
+signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+try:
+    if what == "cancel":
+        assert a.cancel_sent_to(nobody, timeout=60).cancelled == 3
+    else:
+        client.bind((host, port), timeout=60)
+    assert len(came) >= 5, len(came)
+finally:
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    os.kill(int(daemon), signal.SIGCONT)
+print("done")
+client.close()
+"""
+
+
+@pytest.mark.parametrize("what", ["cancel", "bind"])
+def test_what_is_asked_is_asked_once(daemons: Pair, what: str) -> None:
+    require("rings", daemons[0])
+    assert daemons[0].process is not None
+    run_program(ONCE, daemons[0], what, str(daemons[0].process.pid), says="done\n")
+
+
 def test_signals_over_the_control_socket(daemons: Pair) -> None:
     require("seqpacket", daemons[0])
     run_program(PROGRAM, daemons[0], "seqpacket", "recv", says="interrupted\n")
