@@ -178,6 +178,7 @@ static int64_t await_reply(Handle *h, struct rdsdi_request *q, const rdsd_addr *
 		Py_END_ALLOW_THREADS
 		again = wait_again(&w, result);
 	} while (again > 0);
+	wait_rest(&w); /* sending may have taken most of it */
 	while (!result && again >= 0) {
 		Py_BEGIN_ALLOW_THREADS
 		result = rdsdi_request_wait(q, w.slice);

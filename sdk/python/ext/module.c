@@ -14,26 +14,27 @@ enum { SLICE = 200000000 }; /* ns; see rings.h, Signals */
 void wait_begin(struct wait *w, int64_t timeout)
 {
 	w->deadline = rdsdi_deadline(timeout);
-	w->slice = timeout < 0 ? RDSD_FOREVER : timeout ? timeout : 1;
+	wait_rest(w);
+}
+
+void wait_rest(struct wait *w)
+{
+	int64_t left = w->deadline - rdsdi_now();
+
+	w->slice = w->deadline == INT64_MAX ? RDSD_FOREVER : left > 0 ? left : 1;
 	if (PyThread_get_thread_ident() == main_thread && (w->slice < 0 || w->slice > SLICE))
 		w->slice = SLICE;
 }
 
 int wait_again(struct wait *w, int64_t result)
 {
-	int64_t left;
-
 	if (result != -EINTR && result != -ETIMEDOUT)
 		return 0;
 	if (PyErr_CheckSignals() < 0)
 		return -1;
-	left = w->deadline == INT64_MAX ? INT64_MAX : w->deadline - rdsdi_now();
-	if (left <= 0)
-		return result == -EINTR ? (w->slice = 1, 1) : 0;
-	if (w->slice < 0 || left < w->slice)
-		w->slice = w->deadline == INT64_MAX ? RDSD_FOREVER : left;
-	if (PyThread_get_thread_ident() == main_thread && (w->slice < 0 || w->slice > SLICE))
-		w->slice = SLICE;
+	if (w->deadline <= rdsdi_now() && result != -EINTR)
+		return 0;
+	wait_rest(w);
 	return 1;
 }
 

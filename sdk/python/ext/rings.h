@@ -108,6 +108,8 @@ struct wait {
 	int64_t deadline, slice;
 };
 void wait_begin(struct wait *w, int64_t timeout);
+/* The next slice is for another call: of what is left. */
+void wait_rest(struct wait *w);
 /* After a slice: 1 another one is due, 0 the result stands, -1 an exception is set. */
 int wait_again(struct wait *w, int64_t result);
 

@@ -334,8 +334,8 @@ def test_what_is_still_looked_at_stays(bind: Bind) -> None:
     part.release()
 
 
-def test_unreleased_datagrams_congest_their_port(bind: Bind) -> None:
-    a, b = bind(send_buffer=4 << 20), bind(recv_buffer=16384)
+def congest(a: rdsd.Socket, b: rdsd.Socket) -> tuple[list[rdsd.Lease], int]:
+    """Sends until the port of b is congested: what keeps it so, and how many are unread."""
     held: list[rdsd.Lease] = []
     sent = 0
     while not a.congested(b.local_address, timeout=5):
@@ -347,11 +347,35 @@ def test_unreleased_datagrams_congest_their_port(bind: Bind) -> None:
         if (size := b.peek_size()) is not None:
             assert size == 1000
             held.append(b.borrow(1, timeout=5))
+    return held, sent - len(held)
+
+
+def test_unreleased_datagrams_congest_their_port(bind: Bind) -> None:
+    a, b = bind(send_buffer=4 << 20), bind(recv_buffer=16384)
+    held, unread = congest(a, b)
     for lease in held:
         lease.release()
-    receive(b, sent - len(held))
+    receive(b, unread)
     a.send(b.local_address, b"room again", timeout=10)
     assert receive(b, 1) == [b"room again"]
+
+
+def test_a_request_ends_in_time_though_its_send_has_waited(bind: Bind) -> None:
+    a, b = bind(send_buffer=4 << 20), bind(recv_buffer=16384)
+    held, unread = congest(a, b)
+    with ThreadPoolExecutor(1) as pool:
+        begun = time.monotonic()
+        request = pool.submit(a.request, b.local_address, b"?", 1)
+        time.sleep(0.7)
+        for lease in held:
+            lease.release()
+        receive(b, unread)
+        asked = b.recv(timeout=5)
+        assert asked.payload == b"?"
+        time.sleep(max(0.0, begun + 1.5 - time.monotonic()))
+        b.reply(asked, b"late", timeout=5)
+        with pytest.raises(rdsd.TimedOut):
+            request.result(10)
 
 
 def test_what_is_borrowed_is_in_the_way(bind: Bind) -> None:
