@@ -196,6 +196,29 @@ async def test_an_answer_from_an_address_in_ipv6(front: Front, daemons: Pair) ->
         assert await request == (b.local_address, b"pong")
 
 
+async def test_a_timeout_of_zero_tries_once(front: Front, daemons: Pair) -> None:
+    a, b = [await bind(front, daemons[0]) for _ in range(2)]
+    where, nobody = b.local_address, ("127.0.0.250", 7)
+    for to in (where, nobody):
+        await front.do(a.send, to, b"known", timeout=10)
+    await front.do(b.recv, timeout=10)
+    await front.do(a.send, where, b"0", timeout=0)
+    await front.do(a.send_batch, [(where, b"1"), (where, b"2")], timeout=0)
+    await front.do(a.send_run, where, [b"3", b"4"], timeout=0)
+    got = [(await front.do(b.recv, timeout=10)).payload for _ in range(5)]
+    assert got == [b"%d" % i for i in range(5)]
+
+    async def fill() -> None:
+        for _ in range(1000):
+            await front.do(a.send, nobody, bytes(60_000), timeout=0)
+
+    with pytest.raises(rdsd.TimedOut):
+        await fill()
+    with pytest.raises(rdsd.BatchError) as caught:
+        await front.do(a.send_batch, [(nobody, bytes(60_000))] * 1000, timeout=0)
+    assert {type(error) for _, error in caught.value.errors} == {rdsd.TimedOut}
+
+
 async def test_an_abstract_socket(front: Front, daemons: Pair, tmp_path: Path) -> None:
     near = daemons[0]
     host, command = near.address.rsplit(".", 1)[0] + ".4", list(near.command)

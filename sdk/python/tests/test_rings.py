@@ -545,6 +545,22 @@ def test_watches_hear_the_same_and_end_alone(bind: Bind) -> None:
         next(late)
 
 
+def test_a_watch_can_be_polled(bind: Bind) -> None:
+    a, b = bind(send_buffer=4 << 20), bind(recv_buffer=16384)
+    sent = fill(a, b.local_address)
+    watch = a.watch_congestion(timeout=0)
+    receive(b, sent)
+    until = time.monotonic() + 10
+    while True:
+        try:
+            if (b.local_address, False) in next(watch).changes:
+                break
+        except rdsd.TimedOut:
+            assert time.monotonic() < until, "an event that is there is not told"
+    a.close()
+    assert list(watch) == []
+
+
 def test_a_fan_in_of_watchers_ends(bind: Bind) -> None:
     """The spool pattern: for most senders the first datagram of all is refused."""
     senders, each = 6, 40

@@ -288,8 +288,6 @@ class RingSocket(Socket):
         await self._introduce(dst, deadline)
         looked = False
         while True:
-            if deadline is not None and time.monotonic() >= deadline:
-                raise make(TimedOut)
             try:
                 return attempt()
             except (WouldBlock, DaemonUnavailable) as error:

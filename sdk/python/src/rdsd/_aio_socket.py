@@ -29,7 +29,7 @@ class Socket(ABC):
     """An RDS socket: ordered, reliable datagrams from one local address. Made by Client.bind.
 
     Any number of tasks of its loop may use it. Every timeout is in seconds, a
-    timedelta, or None to wait for ever; past it TimedOut is raised. A payload is
+    timedelta, or None to wait for ever; past it TimedOut is raised, and 0 tries once. A payload is
     anything with a buffer: bytes, bytearray, memoryview, array, ...
     """
 

@@ -40,6 +40,7 @@ from ._surface import (
     only_error,
     outgoing,
     run,
+    too_late,
     undecided,
 )
 from ._target import Timeout, seconds
@@ -287,6 +288,11 @@ class StreamSocket(Socket):
     async def _send(
         self, items: list[tuple[Address, bytes]], *, mode: Mode, limit: float | None
     ) -> range:
+        if limit == 0.0:
+            try:
+                return await self._send(items, mode=Mode.NOW, limit=TRY_TIMEOUT)
+            except RdsError as error:
+                raise too_late(error) from None
         deadline = _deadline(limit)
         job = self._open().send(items, mode, deadline)
         self._kick()

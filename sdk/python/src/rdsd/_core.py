@@ -266,7 +266,7 @@ class SocketCore:
     ) -> SendJob:
         if self.error is not None:
             raise fresh(self.error)
-        if mode is Mode.TRY and self.state is not State.OPEN:
+        if mode in (Mode.TRY, Mode.NOW) and self.state is not State.OPEN:
             raise make(DaemonUnavailable, "not connected to the daemon; reconnecting")
         return self.sender.submit(items, mode, deadline)
 

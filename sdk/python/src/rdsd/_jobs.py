@@ -15,6 +15,7 @@ class Mode(enum.Enum):
     """How a job meets a full send buffer or a congested destination."""
 
     TRY = "refused"
+    NOW = "refused, or accepted by credit"
     FIRST_TRY = "tried once, then made to wait"
     WAIT = "waits in the daemon"
 

@@ -99,6 +99,10 @@ class Sender:
         """Queues a job. TRY is refused when the window is spent."""
         job = SendJob(items, self._next_tag, mode, deadline)
         self._next_tag += len(items)
+        if mode is Mode.NOW and items:
+            posts = not self._late and self._may_post(job)
+            posts = posts and self.credit.has_room(len(items), job.rest)
+            mode = job.mode = Mode.FIRST_TRY if posts else Mode.TRY
         if not items:
             job.settle()
         elif mode is Mode.TRY and (self.ledger.full or not self._fits(job.size)):

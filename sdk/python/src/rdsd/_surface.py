@@ -10,11 +10,15 @@ from typing import cast
 from ._core import BindOptions
 from ._errors import (
     BatchError,
+    Congested,
+    DaemonUnavailable,
     DestinationRequired,
     InvalidArgument,
     NotSupported,
     RdsError,
+    TimedOut,
     TooLarge,
+    WouldBlock,
     fresh,
     make,
 )
@@ -145,6 +149,14 @@ def only_error(error: BatchError) -> RdsError:
 def undecided(error: BaseException) -> bool:
     """Whether a send that ended with this error may have been accepted."""
     return error.undecided if isinstance(error, RdsError) else True
+
+
+def too_late(error: RdsError) -> RdsError:
+    """Why a send failed whose timeout is 0: what would have to wait has no time for it."""
+    if isinstance(error, BatchError):
+        return BatchError([(i, too_late(e)) for i, e in error.errors], error.tags)
+    waits = isinstance(error, WouldBlock | Congested | DaemonUnavailable)
+    return make(TimedOut) if waits and not error.undecided else error
 
 
 def check_limit(limit: int) -> int:

@@ -112,6 +112,14 @@ class RingSocket(Ring, Socket):
             self.take_changes()
             return RingWatch(self, self.watchers.add(), limit)
 
+    def look(self) -> None:
+        """As take_changes; an error ends the watches."""
+        try:
+            self.take_changes()
+        except RdsError as error:
+            self.watchers.close(error)
+            self.watching.notify_all()
+
     # -- the end ---------------------------------------------------------------
 
     def close(self) -> None:
@@ -135,6 +143,8 @@ class RingWatch(CongestionWatch):
         sock, queue, deadline = self._sock, self._queue, _deadline(self._limit)
         while True:
             with sock.watching:
+                if not queue.items and not sock._reads_changes:
+                    sock.look()
                 if queue.items:
                     return queue.items.popleft()
                 if queue.ready.closed is not None:

@@ -42,6 +42,7 @@ from ._surface import (
     only_error,
     outgoing,
     run,
+    too_late,
     undecided,
 )
 from ._sync_grpc import GrpcStream
@@ -314,6 +315,11 @@ class StreamSocket(Socket):
     def _send(
         self, items: list[tuple[Address, bytes]], *, mode: Mode, limit: float | None
     ) -> range:
+        if limit == 0.0:
+            try:
+                return self._send(items, mode=Mode.NOW, limit=TRY_TIMEOUT)
+            except RdsError as error:
+                raise too_late(error) from None
         deadline = _deadline(limit)
         with self._locked() as core:
             job = core.send(items, mode, deadline)
