@@ -284,7 +284,7 @@ func (r *ringSock) take(now time.Duration, l rds.Limits) bool {
 	case p.Open:
 		r.End.Taken(p, shm.Target{}, false)
 		return true
-	case f.gen != p.Gen:
+	case f.gen != p.Gen || f.gen == 0: // 0: it was never described
 		r.refuse(p, rdserr.ErrDestination)
 		return true
 	case f.bad != nil:
