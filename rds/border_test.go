@@ -148,10 +148,10 @@ func TestSendBudgetIsExact(t *testing.T) {
 	if n := sendRoom(e); n != limit*3/4 {
 		t.Fatalf("room for %d", n)
 	}
-	if err := s.checkSendBudget(limit * 3 / 4); err != nil {
+	if err := s.checkSendBudget(&flow{s: s}, limit*3/4); err != nil {
 		t.Errorf("all of it: %v", err)
 	}
-	if err := s.checkSendBudget(limit*3/4 + 1); !errors.Is(err, rdserr.ErrNoMemory) {
+	if err := s.checkSendBudget(&flow{s: s}, limit*3/4+1); !errors.Is(err, rdserr.ErrNoMemory) {
 		t.Errorf("a byte more: %v", err)
 	}
 	b := &Budget{Limit: limit, Rest: new(atomic.Int64)}

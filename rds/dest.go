@@ -81,12 +81,19 @@ type Dest struct {
 	f    *flow
 }
 
-// Open resolves a destination for Post.
+// Open resolves a destination for Post. After rdserr.ErrWouldBlock EvWritable follows, as after
+// that of Admit.
 func (s *Socket) Open(dst netip.AddrPort, data any) (*Dest, error) {
 	f, err := s.reach(dst, 0)
 	if err != nil {
 		return nil, err
 	}
+	if f.price() > 0 {
+		if err := s.checkSendBudget(f, 0); err != nil {
+			return nil, s.later(err, f.cost())
+		}
+	}
+	f.pay()
 	d := &Dest{data, f}
 	// A flow with a destination that is open is not idle: it must not be forgotten for want
 	// of messages.
@@ -165,19 +172,36 @@ func (s *Socket) Admit(d *Dest, t wire.Train, l Limits) error {
 		n = size(t.PayloadBytes(), msgCount(t))
 	}
 	if l == Past {
-		return s.checkSendBudget(n)
+		return s.checkSendBudget(f, n)
 	}
 	if err := s.room(); err != nil {
 		s.wantSpace = true
 		return err
 	}
-	err := s.checkSendBudget(n)
-	// Memory comes back: to the caller this is a full buffer, and EvWritable follows
-	// (quenchAll).
+	return s.later(s.checkSendBudget(f, n), n+f.cost())
+}
+
+// later returns err, why n bytes are refused: memory comes back, so that to a caller with a sink this
+// is a full buffer, and EvWritable follows (serveSendWaiters).
+func (s *Socket) later(err error, n int) error {
 	if err != nil && s.e.cfg.Budget.everSends(n) {
 		return rdserr.ErrWouldBlock
 	}
 	return err
+}
+
+// Keep charges n bytes more that the owner of the socket holds for its destinations, until the socket
+// is closed. After rdserr.ErrWouldBlock EvWritable follows, as after that of Admit.
+func (s *Socket) Keep(n int) error {
+	if s.closed {
+		return rdserr.ErrClosed
+	}
+	if !s.affords(n) {
+		return s.later(s.lacks(n, s.kept+n), s.kept+n)
+	}
+	s.kept += n
+	s.spend(n)
+	return nil
 }
 
 // Post offers a train to a destination the socket opened. If it returns nil the train is

@@ -129,6 +129,8 @@ type Engine struct {
 	lookedAt time.Duration    // see earned
 	evicted  []*conn.Conn     // not taken yet
 	idle     flowList         // idle flows, see maxIdleFlows
+	// paidFlows counts the flows that are paid for, of all sockets.
+	paidFlows int
 
 	// Congestion of our own ports, and the peers to tell (congestion.go).
 	//
@@ -245,6 +247,12 @@ func (e *Engine) End() (due time.Duration, ordered bool) {
 	if len(e.conns.Changes) > 0 {
 		e.takeChanges()
 	}
+	e.tell()
+	return e.due, len(e.conns.Actions)+len(e.ready)+len(e.states)+len(e.cnotes)+len(e.evicted) > 0 || e.collect
+}
+
+// tell tells others what the step has taken and given back.
+func (e *Engine) tell() {
 	if t := &e.tally; t.sending|t.held|t.noted != 0 {
 		b := e.cfg.Budget
 		b.sending.Add(t.sending)
@@ -252,7 +260,6 @@ func (e *Engine) End() (due time.Duration, ordered bool) {
 		t.account.Hold(t.noted)
 		t.sending, t.held, t.noted = 0, 0, 0
 	}
-	return e.due, len(e.conns.Actions)+len(e.ready)+len(e.states)+len(e.cnotes)+len(e.evicted) > 0 || e.collect
 }
 
 // takeChanges looks at the lanes that changed their state in this step.
@@ -314,15 +321,17 @@ func (e *Engine) Fill(now time.Duration, p *conn.Lane, b *transport.Batch) bool 
 	return ok
 }
 
-// Trim lets go what is kept for traffic to come, of trimPeers peers from number from on. It
-// returns the number to go on with, 0 at the end. It is called between steps.
+// Trim lets go what is kept for traffic to come, of trimPeers peers from number from on, and as many
+// idle flows. It returns the number to go on with, 0 at the end. It is called between steps.
 func (e *Engine) Trim(from int) (next int) {
+	e.dropIdle(trimPeers)
+	e.tell()
 	next = min(from+trimPeers, len(e.order))
 	for _, pe := range e.order[min(from, next):next] {
 		pe.trim()
 	}
-	if next < len(e.order) {
-		return next
+	if next < len(e.order) || e.idle.n > 0 {
+		return max(next, 1)
 	}
 	e.conns.Trim()
 	e.cwhole, e.cwholeV = nil, 0

@@ -84,6 +84,7 @@ type memoryTicker Engine
 func (t *memoryTicker) tick(now time.Duration) {
 	e := (*Engine)(t)
 	e.memoryTm.t = nil
+	e.dropPaid()
 	n := e.serveRecvWaiters(now, waitersAtOnce)
 	e.serveSendWaiters(waitersAtOnce)
 	switch {

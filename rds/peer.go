@@ -33,7 +33,8 @@ type Peer struct {
 	tm           timer
 	allLate      bool // a whole map was not told yet
 	isFull       bool
-	answered     bool // something is there
+	answered     bool   // something is there
+	portsMost    uint32 // of ports; see fit
 
 	asked  int           // answers due to AskReaders
 	asking time.Duration // when the peer's last question was

@@ -63,6 +63,7 @@ func (pe *Peer) portOf(now time.Duration, port uint16) *peerPort {
 		}
 		pp = &peerPort{port: port, told: pe.Congested(port), toldAt: now - tellEvery, since: pe.mapAt}
 		pe.ports[port] = pp
+		pe.portsMost = max(pe.portsMost, uint32(len(pe.ports)))
 	} else if pp.told != pe.Congested(port) {
 		pe.tell(now, pp)
 	}
@@ -73,6 +74,7 @@ func (pe *Peer) portOf(now time.Duration, port uint16) *peerPort {
 func (pe *Peer) tidy(port uint16) {
 	if pp := pe.ports[port]; pp != nil && pp.concerned() == 1 && pp.blocked == 0 && !pp.late {
 		delete(pe.ports, port)
+		pe.ports = fit(pe.ports, &pe.portsMost)
 	}
 }
 

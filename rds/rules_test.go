@@ -123,7 +123,7 @@ func (pe *Peer) holds(t testing.TB) {
 }
 
 func (s *Socket) holds(t testing.TB) {
-	waiting, held, refused, lined := 0, 0, 0, 0
+	waiting, held, refused, lined, free := 0, 0, 0, 0, 0
 	first := conn.Never
 	for dst, f := range s.flows {
 		for m := f.q.head; m != nil; m = m.Link() {
@@ -133,6 +133,18 @@ func (s *Socket) holds(t testing.TB) {
 			}
 			waiting++
 			first = min(first, m.At)
+		}
+		switch f.fee {
+		case within:
+			free++
+		case unpaid:
+			waits := f.out.Messages() == 0 && len(f.dests) == 0 && !f.refused
+			for m := f.q.head; m != nil; m = m.Link() {
+				waits = waits && m.Owner == nil
+			}
+			if !waits {
+				t.Errorf("%v: the flow to %v has something to do, and nobody pays for it", s.Addr(), dst)
+			}
 		}
 		if f.refused {
 			refused++
@@ -153,6 +165,9 @@ func (s *Socket) holds(t testing.TB) {
 	if waiting != s.waiting || held != s.held || refused != s.refused || lined != s.lined.n || len(s.batches)-len(s.batchFree) != waiting {
 		t.Errorf("%v: counted are %d that wait, with %d batches, %d held, %d flows refused and %d lined up; there are %d, %d, %d and %d",
 			s.Addr(), s.waiting, len(s.batches)-len(s.batchFree), s.held, s.refused, s.lined.n, waiting, held, refused, lined)
+	}
+	if free != s.flowsFree || free > freeFlows {
+		t.Errorf("%v: %d flows are counted that cost nothing, and %d are there", s.Addr(), s.flowsFree, free)
 	}
 	if first != conn.Never && (s.tm.t == nil || s.tm.at > first) {
 		t.Errorf("%v: a send waits until %v, and no timer runs for that: %v at %v", s.Addr(), first, s.tm.t != nil, s.tm.at)

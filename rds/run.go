@@ -30,7 +30,8 @@ func (s *Socket) SendRun(now time.Duration, dst netip.AddrPort, payload []byte, 
 	}
 	pe := f.pe
 	limit := min(s.opt.SndBufBytes, wire.MaxDatagram)
-	_, room, shared := e.room(s.opt.Account, len(payload)+len(lengths)*msgBytes) // for each of them in a message of its own
+	price := f.price()
+	_, room, shared := e.room(s.opt.Account, len(payload)+len(lengths)*msgBytes+price) // for each of them in a message of its own
 	if !shared {
 		return 0
 	}
@@ -39,7 +40,7 @@ func (s *Socket) SendRun(now time.Duration, dst netip.AddrPort, payload []byte, 
 	// would, and no more.
 	for ; n < len(lengths); n++ {
 		l := int(lengths[n])
-		if l > limit || s.used+bytes >= s.opt.SndBufBytes || s.undecided+n >= e.cfg.MaxUndecided || s.outcomesN >= e.cfg.MaxOutcomes || bytes+l+(n+1)*msgBytes > room {
+		if l > limit || s.used+bytes >= s.opt.SndBufBytes || s.undecided+n >= e.cfg.MaxUndecided || s.outcomesN >= e.cfg.MaxOutcomes || bytes+l+(n+1)*msgBytes+price > room {
 			break
 		}
 		bytes += l
@@ -47,6 +48,7 @@ func (s *Socket) SendRun(now time.Duration, dst netip.AddrPort, payload []byte, 
 	if n == 0 {
 		return 0
 	}
+	f.pay()
 	if s.mon.Set {
 		s.concern(now, f)
 	}

@@ -94,7 +94,7 @@ func (s *Socket) admit(f *flow, n int) error {
 	if f.pe.Congested(f.dst.Port()) {
 		return rdserr.ErrCongested
 	}
-	return s.checkSendBudget(size(n, 0))
+	return s.checkSendBudget(f, size(n, 0))
 }
 
 // room tests the send buffer.
@@ -140,20 +140,35 @@ func size(bytes, count int) int {
 	return bytes + count*partBytes
 }
 
-// checkSendBudget tests the memory budget for a message that takes n bytes. A message that is
-// refused now and may fit later waits for memory.
-func (s *Socket) checkSendBudget(n int) error {
-	e := s.e
-	b := e.cfg.Budget
-	if _, room, shared := e.room(s.opt.Account, n); n > room || !shared {
-		b.Refused.Add(1)
-		// Only a message that may fit some day waits.
-		if b.everSends(n) {
-			s.awaitSendMemory(n)
-		}
-		return rdserr.With(rdserr.ErrNoMemory, "the daemon's memory budget of %d bytes is spent, or what of it may be accepted at once, three quarters", b.Limit)
+// checkSendBudget tests the memory budget for a message that takes n bytes, and for f, its flow. A
+// message that is refused now and may fit later waits for memory.
+func (s *Socket) checkSendBudget(f *flow, n int) error {
+	more := n
+	if f.fee == unpaid {
+		more += f.cost()
+	}
+	if _, room, shared := s.e.room(s.opt.Account, more); more > room || !shared {
+		return s.lacks(more, n+f.cost())
 	}
 	return nil
+}
+
+// lacks refuses n bytes more, which there is no memory for, whole with what goes with them and is
+// charged already.
+func (s *Socket) lacks(n, whole int) error {
+	b := s.e.cfg.Budget
+	b.Refused.Add(1)
+	// Only what may fit some day is waited for.
+	if b.everSends(whole) {
+		s.awaitSendMemory(n)
+	}
+	return rdserr.With(rdserr.ErrNoMemory, "the daemon's memory budget of %d bytes is spent, or what of it may be accepted at once, three quarters", b.Limit)
+}
+
+// affords reports whether n bytes of memory may be taken now. Nothing waits for them.
+func (s *Socket) affords(n int) bool {
+	_, room, shared := s.e.room(s.opt.Account, n)
+	return n == 0 || n <= room && shared
 }
 
 // accept takes one datagram over. From here it has exactly one outcome.
@@ -173,6 +188,9 @@ func (s *Socket) charge(f *flow, m *conn.Msg) {
 	s.used += n
 	s.undecided += k
 	s.Stats.Accepted += uint64(k)
+	if f.fee == unpaid {
+		f.pay()
+	}
 	s.spend(size(n, int(m.Count)))
 	e.ctr.SendQueued += uint64(k)
 	e.ctr.CopyFromUser += uint64(n)

@@ -73,8 +73,11 @@ type Socket struct {
 	undecided int // datagrams without an outcome, at most MaxUndecided when one is accepted
 	// flows are the destinations that hold something of this socket, or that it has
 	// opened; lastFlow is that of the last lookup.
-	flows    map[netip.AddrPort]*flow
-	lastFlow *flow
+	flows     map[netip.AddrPort]*flow
+	flowsMost uint32 // of flows; see fit
+	flowsFree int    // flows that are not charged, freeFlows at most
+	lastFlow  *flow
+	kept      int // bytes that Keep has charged
 	// lingers says that a closed socket has datagrams undecided: their payload may be the
 	// client's memory, and is read until the last has its outcome.
 	lingers bool
@@ -341,7 +344,8 @@ func (s *Socket) Close(now time.Duration) {
 		s.queue.discard()
 	}
 	s.hold(-s.mem)
-	s.mem, s.queued = 0, 0
+	s.spend(-s.kept)
+	s.mem, s.queued, s.kept = 0, 0, 0
 	// The port is unbound now: a peer that sends there has to be refused for that reason,
 	// and must not wait for a reader.
 	if s.congested {
@@ -445,9 +449,10 @@ func (s *Socket) concern(now time.Duration, f *flow) {
 	case f.refused:
 	// Any port without a place here may be the one that becomes clear: tellGroups makes the
 	// client look at all of them.
-	case s.refused >= maxRefused:
+	case s.refused >= maxRefused, !s.affords(f.price()):
 		s.crowded = true
 	default:
+		f.pay()
 		s.e.stir(f)
 		f.refused = true
 		s.refused++

@@ -105,15 +105,15 @@ func (s *Socket) SendWait(now time.Duration, dst netip.AddrPort, payload []byte,
 			s.accept(now, f, m)
 			return false, nil
 		}
-		switch {
+		if err != rdserr.ErrCongested && !s.passes(f, err, len(payload)) {
+			return false, err
+		}
 		// The flow waits for the end of the condition behind this error, and for that alone: a
 		// port that becomes clear does not help a full buffer, nor the other way round.
-		case err == rdserr.ErrCongested:
+		if err == rdserr.ErrCongested {
 			s.block(now, f)
-		case s.passes(err, len(payload)):
+		} else {
 			s.lineUp(f)
-		default:
-			return false, err
 		}
 	}
 	m := s.e.conns.NewMsg()
@@ -129,8 +129,8 @@ func (s *Socket) SendWait(now time.Duration, dst netip.AddrPort, payload []byte,
 
 // passes reports whether a send of n bytes that was refused with err is lined up: it lacks
 // buffer or memory, and whatever frees either runs the flows that are lined up.
-func (s *Socket) passes(err error, n int) bool {
-	return err == rdserr.ErrWouldBlock || errors.Is(err, rdserr.ErrNoMemory) && s.e.cfg.Budget.everSends(n+msgBytes)
+func (s *Socket) passes(f *flow, err error, n int) bool {
+	return err == rdserr.ErrWouldBlock || errors.Is(err, rdserr.ErrNoMemory) && s.e.cfg.Budget.everSends(size(n, 0)+f.cost())
 }
 
 // block lets f await its port.
@@ -174,7 +174,7 @@ func (s *Socket) runWaiting(now time.Duration) {
 		}
 		// No room for the first in line. Those behind it want the same, and would take it from
 		// the first for ever.
-		if err != nil && s.passes(err, len(m.Payload)) {
+		if err != nil && s.passes(f, err, len(m.Payload)) {
 			return
 		}
 		// It goes to the end of the line after one datagram, or to those that await their port:

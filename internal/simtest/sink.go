@@ -241,11 +241,16 @@ func (m *memory) open(dst netip.AddrPort) *dest {
 	k := m.dests[dst]
 	if k != nil && w.chance(20) {
 		k.d.Close()
+		delete(m.dests, dst)
 		k = nil
 	}
 	if k == nil {
 		k = &dest{}
 		d, err := a.s.Open(dst, k)
+		if err == rdserr.ErrWouldBlock { // no memory for one more
+			m.blocked = true
+			return nil
+		}
 		if err != nil {
 			w.fail("open of %v by %v: %v", dst, a.addr, err)
 			return nil

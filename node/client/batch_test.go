@@ -127,7 +127,7 @@ func TestWindowOfBatches(t *testing.T) {
 		"nothing, and too much": {{0, nil}, {sendWindowBytes + 1, nil}},
 	} {
 		for i, b := range list {
-			err := s.reserveWindow(b.bytes, 1)
+			err := s.reserveWindow(b.bytes, 1, 0)
 			if !errors.Is(err, b.want) {
 				t.Errorf("%s: batch %d: %v", what, i, err)
 			}
@@ -137,7 +137,7 @@ func TestWindowOfBatches(t *testing.T) {
 		}
 		for _, b := range list {
 			if b.bytes >= 0 {
-				s.releaseWindow(b.bytes, 1)
+				s.releaseWindow(b.bytes, 1, 0)
 			}
 		}
 		if s.windowN != 0 || s.windowB != 0 || s.windowSize != 0 || n.deps.Memory.Used() != before {
@@ -145,11 +145,11 @@ func TestWindowOfBatches(t *testing.T) {
 		}
 	}
 	for i := range sendWindowBatches {
-		if err := s.reserveWindow(0, 0); err != nil {
+		if err := s.reserveWindow(0, 0, 0); err != nil {
 			t.Fatalf("batch %d: %v", i, err)
 		}
 	}
-	if err := s.reserveWindow(0, 0); !errors.Is(err, rdserr.ErrTooMany) {
+	if err := s.reserveWindow(0, 0, 0); !errors.Is(err, rdserr.ErrTooMany) {
 		t.Errorf("a batch too many: %v", err)
 	}
 }

@@ -273,13 +273,16 @@ func (r *ringSock) take(now time.Duration, l rds.Limits) bool {
 		r.refuse(p, p.Bad)
 		return true
 	}
-	for int(p.Flow) >= len(r.flows) { // it is below the table's entries
-		r.flows = append(r.flows, ringFlow{})
+	if int(p.Flow) >= len(r.flows) || r.flows[p.Flow].gen != p.Gen {
+		if err := r.describe(p); err != nil {
+			if err == rdserr.ErrWouldBlock && l == rds.Within {
+				return false
+			}
+			r.lack(p)
+			return true
+		}
 	}
 	f := &r.flows[p.Flow]
-	if f.gen != p.Gen {
-		r.resolve(p.Flow, p.Gen)
-	}
 	switch {
 	case p.Open:
 		r.End.Taken(p, shm.Target{}, false)
@@ -332,12 +335,13 @@ func (r *ringSock) refuse(p *shm.Post, err error) {
 	r.host.Touch(&r.Ring)
 }
 
-// resolve looks at a flow the client has described anew.
-func (r *ringSock) resolve(i, gen uint32) {
+// resolve looks at a flow the client has described anew. The error says that there is no memory
+// for it; after rdserr.ErrWouldBlock EvWritable follows, as after that of Admit.
+func (r *ringSock) resolve(i, gen uint32) error {
 	f := &r.flows[i]
 	dst, have, ok := r.End.FlowEntry(i)
 	if have != gen {
-		return // described anew once more meanwhile: its own doing
+		return nil // described anew once more meanwhile: its own doing
 	}
 	if f.dest != nil {
 		f.dest.Close()
@@ -351,6 +355,10 @@ func (r *ringSock) resolve(i, gen uint32) {
 	default:
 		f.dest, f.bad = r.sock.Open(dst, i)
 	}
+	if err := f.bad; err == rdserr.ErrWouldBlock {
+		*f = ringFlow{} // as if it had not been described
+		return err
+	}
 	switch {
 	case f.bad != nil:
 		r.End.SetFlow(i, gen, shm.FlowRefused, uint16(rdserr.Errno(f.bad)))
@@ -360,6 +368,7 @@ func (r *ringSock) resolve(i, gen uint32) {
 		r.End.SetFlow(i, gen, shm.FlowClear, 0)
 	}
 	r.host.Touch(&r.Ring)
+	return nil
 }
 
 // WantRoom implements rds.Sink: the client is told whether what it releases is

@@ -174,7 +174,7 @@ func (s *sockStream) takeSends() (replies []any) {
 	s.sends = s.sock.SendsDone(s.sends[:0])
 	for i := range s.sends {
 		if c := s.sends[i].Batch.(*sendCall); c.decided(&s.sends[i]) {
-			s.releaseWindow(c.bytes, c.datagrams)
+			s.releaseWindow(c.bytes, c.datagrams, c.flows)
 			replies = append(replies, s.heavy(c))
 		}
 		s.sends[i] = rds.SendDone{}

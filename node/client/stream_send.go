@@ -21,13 +21,14 @@ type sendCall struct {
 	left      int // datagrams not decided
 	bytes     int // payload of the batch, while it is undecided
 	datagrams int // in it
+	flows     int // destinations, which wait with them
 	accepted  uint32
 	errs      []*rdsdv1.SendError
 }
 
 // reserveWindow holds a client to the window that Bound gave it, and charges
 // its user: what waits to be accepted is in nobody's send buffer yet.
-func (s *sockStream) reserveWindow(n, datagrams int) error {
+func (s *sockStream) reserveWindow(n, datagrams, flows int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -38,20 +39,24 @@ func (s *sockStream) reserveWindow(n, datagrams int) error {
 	case s.windowB > 0 && s.windowB+n > sendWindowBytes:
 		return rdserr.With(rdserr.ErrTooMany, "%d bytes of this socket have no result yet, with this batch they would be more than %d (bound.send_window_bytes); wait for one", s.windowB, sendWindowBytes)
 	}
-	if err := s.memory.Take(quota.Waiting, waitingSize(n, datagrams)); err != nil {
+	size := waitingSize(n, datagrams, flows)
+	if err := s.memory.Take(quota.Waiting, size); err != nil {
 		return err
 	}
-	s.windowSize += waitingSize(n, datagrams)
+	s.windowSize += size
 	s.windowN++
 	s.windowB += n
 	return nil
 }
 
-// waitingSize is what a batch takes while datagrams of it wait.
-func waitingSize(bytes, datagrams int) int64 { return int64(bytes) + 192*int64(datagrams) }
+// waitingSize is what a batch takes while datagrams of it wait. The engine charges flows of what it has
+// accepted.
+func waitingSize(bytes, datagrams, flows int) int64 {
+	return int64(bytes) + 192*int64(datagrams) + rds.FlowBytes*int64(flows)
+}
 
 // releaseWindow ends what reserveWindow began.
-func (s *sockStream) releaseWindow(n, datagrams int) {
+func (s *sockStream) releaseWindow(n, datagrams, flows int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.flushes == nil { // over: close has given it all back
@@ -59,8 +64,9 @@ func (s *sockStream) releaseWindow(n, datagrams int) {
 	}
 	s.windowN--
 	s.windowB -= n
-	s.windowSize -= waitingSize(n, datagrams)
-	s.memory.Give(quota.Waiting, waitingSize(n, datagrams))
+	size := waitingSize(n, datagrams, flows)
+	s.windowSize -= size
+	s.memory.Give(quota.Waiting, size)
 }
 
 // sendSlab is where the payloads of accepted datagrams live: the core keeps
@@ -114,12 +120,12 @@ func (s *sockStream) send(b *inBatch) {
 		return
 	}
 	if b.wait {
-		if err := s.reserveWindow(len(b.payload), len(b.lengths)); err != nil {
+		if err := s.reserveWindow(len(b.payload), len(b.lengths), len(b.dests)); err != nil {
 			s.refuseBatch(b, err)
 			return
 		}
 	}
-	o := offering{s: s, b: b, runDest: -1, call: sendCall{id: b.id, firstTag: b.firstTag, left: len(b.lengths), bytes: len(b.payload), datagrams: len(b.lengths)}}
+	o := offering{s: s, b: b, runDest: -1, call: sendCall{id: b.id, firstTag: b.firstTag, left: len(b.lengths), bytes: len(b.payload), datagrams: len(b.lengths), flows: len(b.dests)}}
 	if !o.offer() {
 		return // the client is gone
 	}
@@ -128,7 +134,7 @@ func (s *sockStream) send(b *inBatch) {
 	}
 	if call := &o.call; call.left == 0 {
 		if b.wait {
-			s.releaseWindow(call.bytes, call.datagrams)
+			s.releaseWindow(call.bytes, call.datagrams, call.flows)
 		}
 		if b.later && len(call.errs) == 0 {
 			s.replyLater(call.result())

@@ -9,12 +9,26 @@ package datagram
 // collectTurn bounds the rings one reactor looks at in a turn.
 const collectTurn = 256
 
-// Collect has every reactor take the releases of all rings it serves.
+// Collect has every reactor take the releases of all rings it serves, and every address drop flows
+// that have nothing to hold: the engine of one knows who waits there, and not what others keep.
 func (a *Host) Collect() {
-	for _, w := range a.workers {
-		if w.collecting.CompareAndSwap(false, true) {
+	for i, w := range a.workers {
+		switch {
+		case !w.collecting.CompareAndSwap(false, true):
+		case i == 0:
+			w.thread.Do(func() { a.dropIdle(); w.collect() })
+		default:
 			w.thread.Do(w.collect)
 		}
+	}
+}
+
+// dropIdle runs on the first worker's thread.
+func (a *Host) dropIdle() {
+	for _, h := range a.list {
+		h.mu.Lock()
+		h.e.DropIdle()
+		h.mu.Unlock()
 	}
 }
 

@@ -1,0 +1,335 @@
+package rds
+
+import (
+	"errors"
+	"net/netip"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// nobody is a port at an address where nobody is.
+func nobody(i int) netip.AddrPort {
+	return netip.AddrPortFrom(netip.MustParseAddr("10.0.0.77"), uint16(1000+i))
+}
+
+// heap is what lives of Go's memory.
+func heap() int64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// dropAll forgets all idle flows.
+func dropAll(e *Engine) {
+	for e.DropIdle() > 0 {
+	}
+}
+
+// TestFlowsAreMemory: who names many destinations, whether by sending there, by opening them or by
+// waiting, is charged with what they take, and has it back when they are forgotten.
+func TestFlowsAreMemory(t *testing.T) {
+	const n = 20000
+	for what, name := range map[string]func(e *Engine, now time.Duration, s *Socket, i int) (charged int, err error){
+		"send": func(e *Engine, now time.Duration, s *Socket, i int) (int, error) {
+			return msgBytes, s.Send(now, nobody(i), nil, uint64(i), Quiet)
+		},
+		"run": func(e *Engine, now time.Duration, s *Socket, i int) (int, error) {
+			if s.SendRun(now, nobody(i), nil, []uint32{0}, uint64(i), Quiet) != 1 {
+				return 0, rdserr.ErrNoMemory
+			}
+			return msgBytes, nil
+		},
+		"open": func(e *Engine, now time.Duration, s *Socket, i int) (int, error) {
+			_, err := s.Open(nobody(i), nil)
+			return 0, err
+		},
+		"wait": func(e *Engine, now time.Duration, s *Socket, i int) (int, error) {
+			pe, _ := e.Peer(nobody(i).Addr())
+			pe.CongestionDelta(now, wire.PortState{Port: nobody(i).Port(), Congested: true})
+			queued, err := s.SendWait(now, nobody(i), nil, uint64(i), Quiet, 0, nil)
+			if err == nil && !queued {
+				err = errors.New("it does not wait")
+			}
+			return 0, err
+		},
+	} {
+		e, now := lone(t, nil)
+		b := e.cfg.Budget
+		account := quota.New(b.Limit, b.Datagrams).Account(quota.User(7))
+		s := bind(t, e, 4000, SocketOptions{Account: account})
+		before := heap()
+		sum := 0
+		for i := range n {
+			c, err := name(e, now, s, i)
+			if err != nil {
+				t.Fatalf("%s: number %d: %v", what, i, err)
+			}
+			sum += c
+		}
+		want, waiting := int64(sum+(n-freeFlows)*FlowBytes), int64(0)
+		if what == "wait" { // as its caller has charged it; of some the engine remembers that they were refused
+			want, waiting = (maxRefused-freeFlows)*FlowBytes, n*(msgBytes+FlowBytes)
+		}
+		if got := e.memory(); got != want || account.Used() != want {
+			t.Errorf("%s: %d bytes are charged to the node and %d to the user for %d destinations, want %d", what, got, account.Used(), n, want)
+		}
+		if took := heap() - before; took > want+waiting {
+			t.Errorf("%s: %d destinations take %d bytes, and %d are charged", what, n, took, want+waiting)
+		}
+		s.Close(now)
+		if e.memory() != 0 || account.Used() != 0 {
+			t.Errorf("%s: %d and %d bytes are left", what, e.memory(), account.Used())
+		}
+		for at := e.Trim(0); at > 0; at = e.Trim(at) {
+		}
+		if left := heap() - before; left > 1<<20 {
+			t.Errorf("%s: %d bytes live on when all is closed", what, left)
+		}
+		runtime.KeepAlive(e)
+		runtime.KeepAlive(s)
+	}
+}
+
+// TestFewDestinationsCostNothing: the first destinations of a socket are in what it is charged with,
+// also when others came before.
+func TestFewDestinationsCostNothing(t *testing.T) {
+	e, _ := lone(t, nil)
+	s := bindBox(t, e, 4000, 1<<20, SocketOptions{}).s
+	var l []*Dest
+	for i := range 2 * freeFlows {
+		l = append(l, mustOpen(t, s, nobody(i), i))
+		if got, want := e.memory(), int64(max(0, i+1-freeFlows)*FlowBytes); got != want {
+			t.Fatalf("%d destinations cost %d bytes, want %d", i+1, got, want)
+		}
+	}
+	for _, d := range l[:freeFlows] {
+		d.Close()
+	}
+	if got := e.memory(); got != freeFlows*FlowBytes {
+		t.Errorf("%d bytes are charged", got)
+	}
+	e.dropIdle(maxIdleFlows)
+	for i := range freeFlows {
+		mustOpen(t, s, nobody(100+i), i)
+	}
+	if got := e.memory(); got != freeFlows*FlowBytes {
+		t.Errorf("%d bytes are charged for %d destinations after some were closed", got, 2*freeFlows)
+	}
+}
+
+// few makes a socket whose free flows are used, at a node with so little memory; b is for another
+// engine of the node, too.
+func few(t *testing.T, limit int64) (e *Engine, now time.Duration, s *Socket, b *Budget) {
+	b = &Budget{Limit: limit}
+	e, now = lone(t, func(c *Config) { c.Budget = b })
+	s = bindBox(t, e, 4000, 1<<20, SocketOptions{}).s
+	for i := range freeFlows {
+		mustOpen(t, s, nobody(20000+i), i)
+	}
+	return e, now, s, b
+}
+
+// TestNoMemoryForAFlow: a destination that there is no memory for is refused, and whoever is refused
+// hears of memory that comes back.
+func TestNoMemoryForAFlow(t *testing.T) {
+	const limit = 4000
+	const others = limit*3/4 - msgBytes - 100 // a datagram fits beside it, and no flow
+	const left = others - FlowBytes - msgBytes
+	room := func() (*Engine, time.Duration, *Socket, *Budget) {
+		e, now, s, b := few(t, limit)
+		b.sending.Store(others)
+		return e, now, s, b
+	}
+	writable := func(what string, e *Engine, now time.Duration, s *Socket, b *Budget) time.Duration {
+		t.Helper()
+		e.End()
+		now = ticks(e, now, soon)
+		if s.Events()&EvWritable != 0 || len(e.sendWaiters) != 1 {
+			t.Errorf("%s: %d sockets wait, and there is no memory", what, len(e.sendWaiters))
+		}
+		b.sending.Add(-FlowBytes - msgBytes)
+		now = ticks(e, now, soon)
+		if s.Events()&EvWritable == 0 {
+			t.Errorf("%s: nobody was told that there is memory", what)
+		}
+		return now
+	}
+	e, now, s, b := room()
+	if err := s.Send(now, nobody(20000), nil, 1, Quiet); err != nil {
+		t.Errorf("to a destination that is there: %v", err)
+	}
+	if n := s.SendRun(now, nobody(1), nil, []uint32{0}, 0, Quiet); n != 0 {
+		t.Errorf("a run of %d was accepted", n)
+	}
+	if err := s.Send(now, nobody(1), nil, 1, Quiet); !errors.Is(err, rdserr.ErrNoMemory) {
+		t.Errorf("to another: %v", err)
+	}
+	now = writable("send", e, now, s, b)
+	if err := s.Send(now, nobody(1), nil, 1, Quiet); err != nil {
+		t.Errorf("with memory: %v", err)
+	}
+
+	e, now, s, b = room()
+	if _, err := s.Open(nobody(1), nil); err != rdserr.ErrWouldBlock {
+		t.Errorf("opened: %v", err)
+	}
+	now = writable("open", e, now, s, b)
+	d := mustOpen(t, s, nobody(1), nil)
+	if _, err := s.Open(nobody(1), nil); err != nil {
+		t.Errorf("opened once more: %v", err)
+	}
+	if got := e.memory(); got != left+FlowBytes {
+		t.Errorf("%d bytes with %v open", got, d.Addr())
+	}
+
+	e, now, s, b = room()
+	if err := s.Keep(FlowBytes + msgBytes); err != rdserr.ErrWouldBlock {
+		t.Errorf("kept: %v", err)
+	}
+	writable("keep", e, now, s, b)
+	if err := s.Keep(msgBytes); err != nil || e.memory() != left+msgBytes {
+		t.Errorf("kept: %v, %d bytes", err, e.memory())
+	}
+	if s.Close(now); e.memory() != left || s.Keep(1) != rdserr.ErrClosed {
+		t.Errorf("%d bytes are left", e.memory())
+	}
+
+	e, _, s, _ = few(t, FlowBytes)
+	if _, err := s.Open(nobody(1), nil); !errors.Is(err, rdserr.ErrNoMemory) || len(e.sendWaiters) > 0 {
+		t.Errorf("what can never be: %v, %d wait", err, len(e.sendWaiters))
+	}
+	if err := s.Keep(FlowBytes); !errors.Is(err, rdserr.ErrNoMemory) || len(e.sendWaiters) > 0 {
+		t.Errorf("what can never be: %v, %d wait", err, len(e.sendWaiters))
+	}
+}
+
+// TestWaitsForMemoryForAFlow: a send that waits may wait for a destination of its own, too; the caller
+// has charged what waits.
+func TestWaitsForMemoryForAFlow(t *testing.T) {
+	const limit = 4000
+	e, now, s, b := few(t, limit)
+	b.sending.Store(limit * 3 / 4)
+	queued, err := s.SendWait(now, nobody(1), nil, 1, Quiet, 0, nil)
+	if !queued || err != nil {
+		t.Fatal(queued, err)
+	}
+	if got := e.memory(); got != limit*3/4 {
+		t.Errorf("%d bytes", got)
+	}
+	b.sending.Add(-msgBytes)
+	now = ticks(e, now, soon)
+	if d := s.SendsDone(nil); len(d) > 0 {
+		t.Errorf("without memory for its flow: %+v", d)
+	}
+	b.sending.Add(-FlowBytes)
+	now = ticks(e, now, soon)
+	if d := s.SendsDone(nil); len(d) != 1 || d[0].Err != nil {
+		t.Errorf("with memory: %+v", d)
+	}
+	s.Cancel(now, nobody(1))
+	if dropAll(e); e.memory() != limit*3/4-FlowBytes-msgBytes {
+		t.Errorf("%d bytes are left", e.memory())
+	}
+	// What can never be accepted beside its flow does not wait.
+	if queued, err := s.SendWait(now, nobody(2), make([]byte, limit*3/4-msgBytes-FlowBytes+1), 1, Quiet, 0, nil); queued || !errors.Is(err, rdserr.ErrNoMemory) {
+		t.Error(queued, err)
+	}
+}
+
+// TestIdleFlowsMakeRoom: flows that have nothing to hold are dropped when somebody lacks memory, and
+// when nothing happens.
+func TestIdleFlowsMakeRoom(t *testing.T) {
+	const n = 2*idleAtOnce + freeFlows
+	for _, how := range []string{"send", "receive", "trim"} {
+		e, now, s, b := few(t, 2*n*FlowBytes)
+		for i := range n {
+			if err := s.Send(now, nobody(i), nil, uint64(i), Quiet); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if k, _, _ := s.Cancel(now, netip.AddrPortFrom(nobody(0).Addr(), 0)); k != n {
+			t.Fatalf("%d cancelled", k)
+		}
+		if got := e.memory(); got != n*FlowBytes {
+			t.Fatalf("%d bytes for %d idle flows", got, n)
+		}
+		r := bindBox(t, e, 5000, 1<<30, SocketOptions{})
+		d := mustOpen(t, r.s, r.s.Addr(), nil)
+		big := wire.Train{Body: make([]byte, 1<<20), Count: 1}
+		switch how {
+		case "send":
+			b.sending.Add(b.Limit*3/4 - n*FlowBytes)
+			if err := r.s.Admit(d, wire.Train{Body: big.Body[:1<<20-msgBytes], Count: 1}, Within); err != rdserr.ErrWouldBlock {
+				t.Fatal(err)
+			}
+		case "receive":
+			b.held.Add(b.Limit - n*FlowBytes)
+			if v := r.s.place(e.loop, conn.Arrival{Train: big}); v != conn.NoRoom {
+				t.Fatal(v)
+			}
+		case "trim":
+			for at := e.Trim(0); at > 0; at = e.Trim(at) {
+			}
+			if got := b.Used(); got != 0 {
+				t.Errorf("%s: %d bytes", how, got)
+			}
+			continue
+		}
+		ticks(e, now, 5*soon)
+		if r.s.Events()&EvWritable == 0 && how == "send" || r.s.congested {
+			t.Errorf("%s: nobody goes on beside %d idle flows", how, e.idle.n)
+		}
+	}
+}
+
+// TestCrowdedWithoutMemory: a socket that watches, and has no memory to remember one more destination
+// by, is told to look at all of them.
+func TestCrowdedWithoutMemory(t *testing.T) {
+	const limit = 4000
+	e, now, s, b := few(t, limit)
+	s.SetMonitor(Monitor{Clear: true})
+	b.sending.Store(limit * 3 / 4)
+	pe, _ := e.Peer(nobody(1).Addr())
+	pe.CongestionDelta(now, wire.PortState{Port: nobody(1).Port(), Congested: true})
+	if err := s.Send(now, nobody(1), nil, 1, Quiet); err != rdserr.ErrCongested {
+		t.Fatal(err)
+	}
+	if s.refused != 0 || len(e.sendWaiters) != 0 || e.memory() != limit*3/4 {
+		t.Errorf("%d are remembered, %d wait, %d bytes", s.refused, len(e.sendWaiters), e.memory())
+	}
+	now += time.Second
+	pe.CongestionDelta(now, wire.PortState{Port: nobody(1).Port()})
+	wantNews(t, "clear", s, allGroups)
+}
+
+// TestFit: a map that was large is copied when a quarter is left of it, and goes when it is empty.
+func TestFit(t *testing.T) {
+	m, most := map[int]int{}, uint32(0)
+	for i := range 1000 {
+		m[i] = i
+		most = max(most, uint32(len(m)))
+	}
+	for i := range 1000 {
+		delete(m, i)
+		m = fit(m, &most)
+		if len(m) != 999-i || int(most) > max(keptEntries, 4*len(m)+4) {
+			t.Fatalf("%d entries after %d were deleted; it is thought to have had %d", len(m), i+1, most)
+		}
+	}
+	if m == nil {
+		t.Error("a small map is not kept")
+	}
+	m = make(map[int]int)
+	most = keptEntries + 1
+	if m = fit(m, &most); m != nil || most != 0 {
+		t.Errorf("%v, %d", m, most)
+	}
+}
