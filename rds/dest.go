@@ -81,12 +81,20 @@ type Dest struct {
 	f    *flow
 }
 
+// maxDests bounds how often a socket opens one destination: each is told of every change of its port. A
+// client with rings opens it again when it has forgotten the entry of its table that it had, which takes
+// the former Dest along.
+const maxDests = 8
+
 // Open resolves a destination for Post. After rdserr.ErrWouldBlock EvWritable follows, as after
 // that of Admit.
 func (s *Socket) Open(dst netip.AddrPort, data any) (*Dest, error) {
 	f, err := s.reach(dst, 0)
 	if err != nil {
 		return nil, err
+	}
+	if len(f.dests) >= maxDests {
+		return nil, rdserr.With(rdserr.ErrTooMany, "%v is open %d times already by this socket", dst, maxDests)
 	}
 	if f.price() > 0 {
 		if err := s.checkSendBudget(f, 0); err != nil {
@@ -98,8 +106,10 @@ func (s *Socket) Open(dst netip.AddrPort, data any) (*Dest, error) {
 	// A flow with a destination that is open is not idle: it must not be forgotten for want
 	// of messages.
 	s.e.stir(f)
-	f.pe.portOf(s.e.now, dst.Port()).opened.push(byOpened, d.f)
-	d.f.dests = append(d.f.dests, d)
+	pp := f.pe.portOf(s.e.now, dst.Port())
+	pp.opened.push(byOpened, f)
+	pp.dests++
+	f.dests = append(f.dests, d)
 	return d, nil
 }
 
@@ -110,7 +120,12 @@ func (d *Dest) Close() {
 		return
 	}
 	d.f = nil
-	f.dests = slices.DeleteFunc(f.dests, func(x *Dest) bool { return x == d })
+	i := slices.Index(f.dests, d)
+	if i < 0 {
+		return // with its socket
+	}
+	f.dests = slices.Delete(f.dests, i, i+1)
+	f.pe.ports[f.dst.Port()].dests--
 	if len(f.dests) == 0 {
 		// This was the last one: the flow no longer needs news of the port.
 		f.unopen()
@@ -118,10 +133,12 @@ func (d *Dest) Close() {
 	}
 }
 
-// unopen takes f out of the flows that are told of their port.
+// unopen takes f, with those of its destinations that are open still, out of what is told of the port.
 func (f *flow) unopen() {
 	port := f.dst.Port()
 	if pp := f.pe.ports[port]; pp != nil {
+		pp.dests -= int32(len(f.dests))
+		f.dests = nil
 		pp.opened.remove(byOpened, f)
 		f.pe.tidy(port)
 	}

@@ -23,8 +23,9 @@ import (
 // peerPort is a port of a peer that concerns a socket here.
 type peerPort struct {
 	port    uint16
-	told    bool // congested, as the flows concerned were told
-	late    bool // in Peer.late
+	told    bool  // congested, as the flows concerned were told
+	late    bool  // in Peer.late
+	dests   int32 // open to it, of all flows in opened
 	toldAt  time.Duration
 	since   time.Duration
 	blocked uint64   // sends refused or made to wait, while it is congested
@@ -42,7 +43,7 @@ const (
 	tellFew   = 64                    // so many concerned cost little
 )
 
-func (pp *peerPort) concerned() int { return 1 + pp.opened.n + pp.waiters.n + pp.refused.n }
+func (pp *peerPort) concerned() int { return 1 + int(pp.dests) + pp.waiters.n + pp.refused.n }
 
 // due is when a change may be told.
 func (pp *peerPort) due() time.Duration {
@@ -214,7 +215,7 @@ func (pe *Peer) tell(now time.Duration, pp *peerPort) {
 	if on {
 		pp.since = now
 	}
-	e.told += pp.opened.n + pp.refused.n
+	e.told += int(pp.dests) + pp.refused.n
 	pp.opened.each(byOpened, func(f *flow) {
 		// A flow in both lists hears of it once.
 		if !f.refused {

@@ -101,6 +101,11 @@ func (pe *Peer) holds(t testing.TB) {
 				t.Errorf("%v: %d flows are counted that %s port %d, and %d are there", pe.addr, l.n, what, port, n)
 			}
 		}
+		dests := int32(0)
+		pp.opened.each(byOpened, func(f *flow) { dests += int32(len(f.dests)) })
+		if dests != pp.dests {
+			t.Errorf("%v: %d destinations are counted that are open to port %d, and %d are there", pe.addr, pp.dests, port, dests)
+		}
 		of("opened", &pp.opened, byOpened, func(f *flow) bool { return len(f.dests) > 0 })
 		of("awaits", &pp.waiters, byWaiting, func(f *flow) bool { return f.awaitsPort && f.q.head != nil })
 		of("was refused", &pp.refused, byRefused, func(f *flow) bool { return f.refused })

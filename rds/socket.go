@@ -330,7 +330,6 @@ func (s *Socket) Close(now time.Duration) {
 		if f.pe.c != nil {
 			f.pe.c.Cancel(now, &f.out, conn.WhyClosed)
 		}
-		f.dests = nil // those still open
 		f.unopen()
 		f.calm()
 		s.endFlow(f)

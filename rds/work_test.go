@@ -1,6 +1,7 @@
 package rds
 
 import (
+	"errors"
 	"fmt"
 	"math/rand"
 	"net/netip"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/cong"
+	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/wire"
 )
 
@@ -387,4 +389,48 @@ func TestAskedMeanwhile(t *testing.T) {
 func (e *Engine) Next() (at time.Duration, ok bool) {
 	t, ok := e.timers.Min()
 	return t.at, ok
+}
+
+// A port's change is told to every destination that is open: how many a socket has there counts, and
+// is bounded.
+func TestFlippingPortOpenedAgain(t *testing.T) {
+	e, now := lone(t, nil)
+	pe, _ := e.Peer(netip.MustParseAddr("10.0.0.2"))
+	dst := netip.MustParseAddrPort("10.0.0.2:4000")
+	const sockets = tellFew / maxDests
+	var l []*Dest
+	for range sockets {
+		b := bindBox(t, e, 0, 1<<20, SocketOptions{})
+		for i := range maxDests {
+			l = append(l, mustOpen(t, b.s, dst, i))
+		}
+		if _, err := b.s.Open(dst, maxDests); !errors.Is(err, rdserr.ErrTooMany) {
+			t.Fatalf("opened once more: %v", err)
+		}
+	}
+	flip := func() (told int) {
+		before := e.told
+		for i := range 100 {
+			now += time.Microsecond
+			pe.CongestionDelta(now, wire.PortState{Port: 4000, Congested: i%2 == 0})
+			e.runDeferred(now)
+		}
+		return e.told - before
+	}
+	if n := flip(); n > 2*len(l) {
+		t.Errorf("%d were told in 100 µs, of %d that are open", n, len(l))
+	}
+	now = ticks(e, now, time.Second)
+	for _, d := range l[maxDests:] {
+		d.Close()
+	}
+	if n := flip(); n != 100*maxDests {
+		t.Errorf("%d were told of 100 changes, of %d that are open", n, maxDests)
+	}
+	l[0].Close()
+	mustOpen(t, e.bound[0], dst, 0)
+	e.bound[0].Close(now)
+	if now = ticks(e, now, time.Second); len(pe.ports) != 0 {
+		t.Errorf("%d ports are kept that concern nobody", len(pe.ports))
+	}
 }
