@@ -89,9 +89,11 @@ type Socket struct {
 	// <= undecided.
 
 	lined    flowList      // flows that wait for the send buffer or for memory, in turn
+	holding  flowList      // flows with something in their queues
 	waiting  int           // datagrams that are not accepted yet
 	held     int           // accepted ones: from Post, or without room at this very address
 	deadline time.Duration // the first of those of waiting sends; Never: none has one
+	endedAt  time.Duration // when those whose deadline had passed were last looked for
 	// spaceListed says that the socket is in Engine.space: its lined-up flows go on when
 	// the step ends.
 	spaceListed bool
@@ -193,7 +195,7 @@ func (e *Engine) Bind(port uint16, o SocketOptions) (*Socket, error) {
 		o.RcvBufBytes = e.cfg.RcvBufBytes
 	}
 	e.nextID++
-	s := &Socket{e: e, id: e.nextID, port: port, opt: o, deadline: conn.Never, epochs: make([]epoch, 1)}
+	s := &Socket{e: e, id: e.nextID, port: port, opt: o, deadline: conn.Never, endedAt: -tellEvery, epochs: make([]epoch, 1)}
 	s.sink, s.hard = o.Sink, math.MaxInt
 	if o.Sink == nil {
 		s.queue = &Queue{s: s}

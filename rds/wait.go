@@ -70,6 +70,7 @@ func (s *Socket) wait(f *flow, m *conn.Msg) {
 	s.e.stir(f)
 	s.countWaiting(m, 1)
 	f.q.push(m)
+	s.holding.push(byQueued, f)
 	s.traceWaits(f, m)
 }
 
@@ -77,6 +78,7 @@ func (s *Socket) waitFirst(f *flow, m *conn.Msg) {
 	s.e.stir(f)
 	s.countWaiting(m, 1)
 	f.q.unshift(m)
+	s.holding.push(byQueued, f)
 	s.traceWaits(f, m)
 }
 
@@ -122,7 +124,7 @@ func (s *Socket) SendWait(now time.Duration, dst netip.AddrPort, payload []byte,
 	// One timer for the socket, for the first deadline: an earlier one would be missed.
 	if deadline < s.deadline {
 		s.deadline = deadline
-		s.e.arm(&s.tm, s, deadline)
+		s.armDeadline()
 	}
 	return true, nil
 }
@@ -201,6 +203,7 @@ func (s *Socket) runWaiting(now time.Duration) {
 		}
 		// dispatch may have put the message back and made the flow await its port.
 		if f.q.head == nil {
+			s.holding.remove(byQueued, f)
 			s.endFlow(f)
 		} else if !f.awaitsPort {
 			s.lineUp(f)
@@ -269,28 +272,38 @@ func (s *Socket) failWaiting(f *flow, err error, why conn.Why) (cancelled int) {
 	return s.expire(f, err, why, nil)
 }
 
+// armDeadline has tick called for the first deadline. To look for those that have passed costs time for
+// each flow with something that waits, and the client decides how often: so with many of them it is done
+// no sooner after the last time than tellTime for each, tellEvery at most.
+func (s *Socket) armDeadline() {
+	at := s.deadline
+	if n := s.holding.n; n > tellFew {
+		at = max(at, s.endedAt+min(time.Duration(n)*tellTime, tellEvery))
+	}
+	s.e.arm(&s.tm, s, at)
+}
+
 // tick ends waiting sends whose deadline passed.
 func (s *Socket) tick(now time.Duration) {
 	s.tm.t = nil
 	n := len(s.sends)
-	for _, f := range s.sortedFlows() {
-		if f.q.head != nil {
-			s.expire(f, rdserr.ErrTimeout, conn.WhyNone, func(m *conn.Msg) bool { return m.Owner == nil && m.At <= now })
-		}
-	}
-	s.e.ctr.SendTimeout += uint64(len(s.sends) - n)
+	flows := make([]*flow, 0, s.holding.n)
+	s.holding.each(byQueued, func(f *flow) { flows = append(flows, f) })
+	sortFlows(flows)
 	// Only sends that are not accepted have a deadline; the time of the others is when they
 	// were accepted.
-	s.deadline = conn.Never
-	for _, f := range s.flows {
+	s.deadline, s.endedAt = conn.Never, now
+	for _, f := range flows {
+		s.expire(f, rdserr.ErrTimeout, conn.WhyNone, func(m *conn.Msg) bool { return m.Owner == nil && m.At <= now })
 		for m := f.q.head; m != nil; m = m.Link() {
 			if m.Owner == nil {
 				s.deadline = min(s.deadline, m.At)
 			}
 		}
 	}
+	s.e.ctr.SendTimeout += uint64(len(s.sends) - n)
 	if s.deadline != conn.Never {
-		s.e.arm(&s.tm, s, s.deadline)
+		s.armDeadline()
 	}
 }
 
@@ -327,6 +340,7 @@ func (s *Socket) expire(f *flow, err error, why conn.Why, which func(*conn.Msg) 
 		f.pe.unawait(f)
 	}
 	s.lined.remove(byLined, f)
+	s.holding.remove(byQueued, f)
 	s.endFlow(f)
 	return cancelled
 }
@@ -338,6 +352,8 @@ func (s *Socket) sortedFlows() []*flow {
 	for _, f := range s.flows {
 		l = append(l, f)
 	}
-	slices.SortFunc(l, func(a, b *flow) int { return a.dst.Compare(b.dst) })
+	sortFlows(l)
 	return l
 }
+
+func sortFlows(l []*flow) { slices.SortFunc(l, func(a, b *flow) int { return a.dst.Compare(b.dst) }) }
