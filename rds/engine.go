@@ -161,6 +161,7 @@ type Engine struct {
 	// Sockets that wait for memory of the node (memwait.go).
 
 	recvWaiters     []*Socket // that refused something for want of it
+	recvWaitersNext int       // where in recvWaiters to look next
 	sendWaiters     []*Socket // whose sends were refused for want of it
 	sendWaitersNext int       // where in thirsty to look next
 	collect         bool      // clients are to be asked for memory, see Orders

@@ -96,22 +96,29 @@ func (t *memoryTicker) tick(now time.Duration) {
 	}
 }
 
-// serveRecvWaiters lets sockets in recvWaiters take datagrams again, most of them at a
-// time, and returns how many. While little memory is free only those go on whose refused
-// datagram fits: memory held by a reader that has stopped may never come back.
+// serveRecvWaiters lets sockets in recvWaiters take datagrams again, and returns how many. It looks at
+// no more than most of them. While little memory is free only those go on whose refused datagram
+// fits: memory held by a reader that has stopped may never come back. It begins where it ended the last
+// time, so that sockets that need much do not stand before the others, and are not always behind them.
 func (e *Engine) serveRecvWaiters(now time.Duration, most int) (n int) {
 	plenty := e.mayGrant()
 	room, _, _ := e.room(nil, 0)
-	for ; n < most && len(e.recvWaiters) > 0; n++ {
-		s := e.recvWaiters[0]
+	for most = min(most, len(e.recvWaiters)); most > 0; most-- {
+		if e.recvWaitersNext >= len(e.recvWaiters) {
+			e.recvWaitersNext = 0
+		}
+		s := e.recvWaiters[e.recvWaitersNext]
 		// No more than would fit if each sent again what was refused: the others would only be
 		// refused once more.
-		if room -= int64(s.recvNeeds); room < 0 && !plenty {
-			break
+		if int64(s.recvNeeds) > room && !plenty {
+			e.recvWaitersNext++
+			continue
 		}
+		room -= int64(s.recvNeeds)
 		s.leaveRecvWaiters()
 		s.unmark(now)
 		s.relax()
+		n++
 	}
 	if n > 0 {
 		e.roomAgain()

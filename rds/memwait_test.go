@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/wire"
@@ -430,5 +431,50 @@ func TestSkippedIsRefused(t *testing.T) {
 	w.advance(50 * time.Millisecond)
 	if o := a.s.Info(); o.Undecided != 0 || a.s.Stats.Failed != 1 || skipped != skips {
 		t.Errorf("to nobody's port: %+v, %d were skipped", o, skipped)
+	}
+}
+
+// A socket that lacks more memory than there is does not stand before others that lack little, and
+// goes on when there is enough.
+func TestLargeNeedStandsBeforeNobody(t *testing.T) {
+	const limit, large = 1 << 20, 80_000 // of which a tenth is not enough to have plenty
+	b := &Budget{Limit: limit}
+	e, now := lone(t, func(c *Config) { c.Budget = b })
+	refused := func(port uint16, bytes int) *box {
+		x := bindBox(t, e, port, 1<<30, SocketOptions{})
+		if v := x.s.place(e.loop, conn.Arrival{Train: wire.One(make([]byte, bytes))}); v != conn.NoRoom || !x.s.congested {
+			t.Fatalf("%d bytes without memory: %v", bytes, v)
+		}
+		return x
+	}
+	b.held.Store(limit)
+	var first, last *box
+	first = refused(4000, large)
+	small := []*box{refused(4001, 100), refused(4002, 100), refused(4003, 100)}
+	last = refused(4004, large)
+	e.End()
+	now = ticks(e, now, soon)
+	b.held.Add(-3 * (100 + itemOverhead))
+	now = ticks(e, now, soon)
+	for _, x := range small {
+		if x.s.congested || x.s.recvWaitAt > 0 {
+			t.Errorf("%v waits behind one that lacks %d bytes", x.s.Addr(), first.s.recvNeeds)
+		}
+	}
+	if !first.s.congested || !last.s.congested || len(e.recvWaiters) != 2 {
+		t.Errorf("%d sockets wait", len(e.recvWaiters))
+	}
+	e.holds(t)
+	for i := range 2 {
+		b.held.Store(limit - large - itemOverhead) // enough for one of them
+		now = ticks(e, now, soon)
+		if len(e.recvWaiters) != 1-i {
+			t.Errorf("with memory for one %d sockets wait", len(e.recvWaiters))
+		}
+		e.holds(t)
+		b.held.Store(limit)
+	}
+	if first.s.congested || last.s.congested {
+		t.Errorf("congested: %v, %v", first.s.congested, last.s.congested)
 	}
 }
