@@ -218,15 +218,15 @@ func TestStatusesHaveNames(t *testing.T) {
 	}
 }
 
-// TestQPBytes: a queue pair is charged with what it takes: itself, its rings, and a place among those
-// of its device.
+// TestQPBytes: a queue pair is charged with what it takes, and hardly more: itself, its rings, and a
+// place among those of its device, of which Go's maps may have twice as many as are in use.
 func TestQPBytes(t *testing.T) {
 	for _, cfg := range []QPConfig{{Sends: 1, Recvs: 1}, {Sends: 256, Recvs: 576}, {Sends: 256, Recvs: 4095}} {
 		q := newHost(t, "10.0.0.1", Config{}).newQP(cfg.Sends, cfg.Recvs)
 		rings := len(q.req.queue.slots)*int(unsafe.Sizeof(q.req.queue.slots[0])) + len(q.resp.queue.slots)*int(unsafe.Sizeof(q.resp.queue.slots[0])) +
 			len(q.done.slots)*int(unsafe.Sizeof(q.done.slots[0]))
 		place := 2 * int(unsafe.Sizeof(q.number)+unsafe.Sizeof(q))
-		if n := int(unsafe.Sizeof(*q)) + rings + place; n != QPBytes(cfg) {
+		if n := int(unsafe.Sizeof(*q)) + rings + place; n > QPBytes(cfg) || n+n/8 < QPBytes(cfg) {
 			t.Errorf("a queue pair of %d and %d takes %d bytes and is charged with %d", cfg.Sends, cfg.Recvs, n, QPBytes(cfg))
 		} else {
 			t.Logf("%d sends, %d receives: %d bytes", cfg.Sends, cfg.Recvs, n)
