@@ -10,39 +10,41 @@ import (
 // enter does what belongs to a state however it is come to.
 func (c *Conn) enter(now time.Duration) {
 	m := c.m
-	m.waiting.remove(c)
+	c.unwait()
 	switch c.state {
 	case RepSent:
-		m.waiting.push(c)
+		c.makeRoom()
 	case Established:
 		c.settle()
 		c.again, c.deadline = Never, Never
 		c.disarm()
 	case DreqSent:
 		c.forgetPeer()
+		if c.asker != nil {
+			c.makeRoom()
+		}
 	case TimeWait:
 		// The peer may use its queue pair again as soon as its own time-wait allows it, ours has
 		// its number until late packets of the peer cannot be meant for another.
 		c.forgetPeer()
 		c.again, c.deadline = Never, now+m.cfg.TimeWait
 		c.arm()
-		if c.waits {
-			m.waiting.push(c)
+		if c.asker != nil {
+			c.makeRoom()
 		}
 	}
 }
 
 // settle ends c's share of the limits on what peers ask for.
 func (c *Conn) settle() {
-	if !c.waits {
+	if c.asker == nil {
 		return
 	}
-	m, source := c.m, sourceOf(c.remote.Addr())
-	c.waits = false
-	m.asked--
-	if m.askedBy[source]--; m.askedBy[source] == 0 {
-		delete(m.askedBy, source)
+	c.m.asked--
+	if c.asker.n--; c.asker.n == 0 {
+		delete(c.m.askedBy, sourceOf(c.remote.Addr()))
 	}
+	c.asker = nil
 }
 
 // forgetPeer lets the peer's queue pair have another connection.
@@ -244,8 +246,8 @@ func (c *Conn) refuseRep(time.Duration) {
 // release ends the time-wait.
 func (c *Conn) release(time.Duration) {
 	m := c.m
+	c.unwait()
 	c.settle()
-	m.waiting.remove(c)
 	c.disarm()
 	delete(m.byID, c.id)
 	if m.byQPN[c.param.QPN] == c {

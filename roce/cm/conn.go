@@ -17,12 +17,12 @@ type Conn struct {
 	since time.Duration // when it came to the state
 	begun time.Duration // when it was dialled, asked for, or accepted
 
-	dials     bool // this side asked for it
-	knows     bool // the peer's ID is known
-	waits     bool // it counts among those that peers asked for and that are not established
-	connected bool // Env.Connected was called
-	told      bool // Env.Refused or Env.Disconnected was called, or is not going to be
-	rejected  bool // out is the REJ that answers a REQ that comes again
+	dials     bool   // this side asked for it
+	knows     bool   // the peer's ID is known
+	asker     *asker // among whose it counts, as one that is not established; nil: it does not
+	connected bool   // Env.Connected was called
+	told      bool   // Env.Refused or Env.Disconnected was called, or is not going to be
+	rejected  bool   // out is the REJ that answers a REQ that comes again
 
 	local, remote netip.AddrPort // of the port space
 	id, remoteID  uint32
@@ -36,8 +36,8 @@ type Conn struct {
 	// at is the first of again and deadline, and slot the place in Manager.timers.
 	at, again, deadline time.Duration
 	slot                int
-	older, newer        *Conn         // beside c in Manager.waiting
-	queued              bool          // c is in it
+	beside              [numQueues]beside
+	queued              bool          // c is in Manager.waiting, and in that of its source
 	pause, most         time.Duration // between repetitions: now, and at the most
 	patient             time.Duration // how long repetitions go on
 }

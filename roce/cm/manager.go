@@ -73,9 +73,9 @@ type Manager struct {
 	byPeer map[peerKey]*Conn
 
 	listen  map[uint16]struct{}
-	asked   int                // connections that peers asked for and that are not established
-	askedBy map[netip.Addr]int // by source; none is 0
-	waiting queue              // of these, those that make room for others
+	asked   int                   // connections that peers asked for and that are not established
+	askedBy map[netip.Addr]*asker // by source; none has none
+	waiting queue                 // of these, those that make room for others
 	timers  timers
 
 	in  message
@@ -102,7 +102,7 @@ func New(cfg Config, env Env, rnd *rand.Rand) (*Manager, error) {
 	return &Manager{
 		cfg: cfg, env: env, rnd: rnd,
 		byID: map[uint32]*Conn{}, byQPN: map[uint32]*Conn{}, byAsk: map[askKey]*Conn{}, byPeer: map[peerKey]*Conn{},
-		listen: map[uint16]struct{}{}, askedBy: map[netip.Addr]int{},
+		listen: map[uint16]struct{}{}, askedBy: map[netip.Addr]*asker{},
 	}, nil
 }
 

@@ -103,15 +103,13 @@ func (m *Manager) receiveREQ(now time.Duration, peer netip.Addr, body []byte) {
 	}
 	// Requests for which there is no room are not refused: peers repeat them for longer than it
 	// takes to answer the others.
-	source := sourceOf(peer)
-	if m.askedBy[source] >= m.cfg.MaxAskedOne || m.asked >= m.cfg.MaxAsked && !m.crowdOut(now) || !m.room(peer) {
+	if !m.mayAsk(now, sourceOf(peer)) || !m.room(peer) {
 		m.stats.Full++
 		return
 	}
-	m.asked++
-	m.askedBy[source]++
 	c := m.add(now, peer)
-	c.state, c.waits = ReqRcvd, true
+	m.ask(c)
+	c.state = ReqRcvd
 	port, _ := servicePort(p.service)
 	c.local, c.remote = netip.AddrPortFrom(m.cfg.Local, port), netip.AddrPortFrom(peer, p.header.port)
 	c.keepREQ(&p, m.in.tid)

@@ -25,6 +25,8 @@ type simHost struct {
 	// While a datagram is worked on: how many messages were sent, and where they may go.
 	working bool
 	sent    int
+	resting map[uint32]time.Duration // numbers of queue pairs whose connections made room
+	crowded uint64                   // connections that had, at the last look
 }
 
 // simDial is one call of Dial: who is at its ends, and how often each was connected. More than
@@ -86,11 +88,15 @@ const (
 	simAskedOne = 8
 )
 
+// restTime is how long a queue pair's number is not used again whose connection made room: as with
+// devices, where it comes again after all others only. Its peer may send to it until it finds out.
+const restTime = 2 * time.Minute
+
 // restart makes a Manager that knows nothing, and applications that have forgotten all.
 func (h *simHost) restart() {
 	h.lives++
 	h.s.story("%v starts", h.addr)
-	h.conns, h.charged = map[*Conn]*simApp{}, 0
+	h.conns, h.charged, h.resting, h.crowded = map[*Conn]*simApp{}, 0, map[uint32]time.Duration{}, 0
 	m, err := New(Config{Local: h.addr, MaxConns: simConns, MaxAsked: simAsked, MaxAskedOne: simAskedOne}, h, rand.New(rand.NewSource(h.s.rnd.Int63())))
 	if err == nil {
 		err = m.Listen(1234)
@@ -129,6 +135,9 @@ func (h *simHost) number() uint32 {
 	used := map[uint32]bool{}
 	for _, a := range h.conns {
 		used[a.c.Param().QPN] = true
+	}
+	for n, until := range h.resting {
+		used[n] = used[n] || until > h.s.now
 	}
 	var free []uint32
 	for n := uint32(2); n < 12; n++ {
@@ -381,6 +390,10 @@ func (h *simHost) Released(c *Conn) {
 	}
 	a.stage = simReleased
 	delete(h.conns, c)
+	if n := h.m.stats.Crowded; n != h.crowded {
+		h.crowded = n
+		h.resting[c.Param().QPN] = h.s.now + restTime
+	}
 }
 
 // beat is a packet of a queue pair to the other, which says that its side lives. Who hears

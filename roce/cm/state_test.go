@@ -154,11 +154,11 @@ func TestTableInDocs(t *testing.T) {
 	doctable.Check(t, "../../docs/protocol.md", "./roce/cm -update", *update, doctable.Table{Name: "connection table", Text: b.String()})
 }
 
-// TestConnBytes: a connection is charged with what it takes: itself, and a place in each of
-// four tables, of which Go's maps may have twice as many as are in use.
+// TestConnBytes: a connection is charged with what it takes: itself, a place in each of four tables, of
+// which Go's maps may have twice as many as are in use, and its source, if it has no other of it.
 func TestConnBytes(t *testing.T) {
-	places := unsafe.Sizeof(uint32(0))*2 + unsafe.Sizeof(askKey{}) + unsafe.Sizeof(peerKey{}) + 5*unsafe.Sizeof((*Conn)(nil))
-	if n := unsafe.Sizeof(Conn{}) + 2*places; n > ConnBytes {
+	places := unsafe.Sizeof(uint32(0))*2 + unsafe.Sizeof(askKey{}) + unsafe.Sizeof(peerKey{}) + unsafe.Sizeof(netip.Addr{}) + 6*unsafe.Sizeof((*Conn)(nil))
+	if n := unsafe.Sizeof(Conn{}) + unsafe.Sizeof(asker{}) + 2*places; n > ConnBytes {
 		t.Errorf("a connection takes %d bytes and is charged with %d", n, ConnBytes)
 	} else {
 		t.Logf("%d of %d bytes", n, ConnBytes)
