@@ -279,16 +279,22 @@ func (a *asked) accept(now time.Duration, q *queuePair, p ib.Param) error {
 	if a.over {
 		return fmt.Errorf("soft: the peer %v has been answered, or has given up", a.c.Remote())
 	}
-	if err := q.take(); err != nil {
+	err := q.take()
+	if err == nil || errors.Is(err, ErrGone) {
+		a.over = true
+	}
+	if err != nil {
+		if a.over { // else it can be answered by another queue pair
+			_ = a.c.Reject(now, nil)
+		}
 		return err
 	}
-	a.over = true
 	if mtu := a.c.Peer().MTU; mtu > d.port.mtu {
 		_ = a.c.Reject(now, nil)
 		return fmt.Errorf("%w: %v asks for %d, %s has %d", ErrMTU, a.c.Remote(), mtu, d.port.netdev, d.port.mtu)
 	}
 	q.first = d.dev.NewPSN()
-	err := q.start(a.c, a.c.Peer().Retry)
+	err = q.start(a.c, a.c.Peer().Retry)
 	if err == nil {
 		q.conn, a.c.Owner = a.c, q
 		err = a.c.Accept(now, q.param(p))

@@ -94,6 +94,7 @@ type Device struct {
 	anyPort uint16 // that was listened on last, of those taken for any
 	port    port
 	gone    bool          // the address is not this machine's now
+	unsure  bool          // port and gone are what they were when the kernel could last be asked
 	closed  bool          // by Close
 	shut    bool          // nothing is sent any more
 	events  []event       // handlers to be called, oldest first
@@ -189,9 +190,7 @@ func (cfg Config) device() (*Device, error) {
 	if d.m.Wire != nil {
 		return d, nil
 	}
-	if d.watch, err = watchDevice(d); err != nil {
-		d.cfg.Log.Warn("changes of the interface will not be noticed", "device", d.name(), "error", err)
-	}
+	d.watch = watchDevice(d)
 	return d, nil
 }
 
@@ -292,10 +291,22 @@ func (d *Device) pairs() []*queuePair {
 }
 
 // Changed takes what the address stands on now. It may block.
-func (d *Device) Changed() {
+func (d *Device) Changed() { d.look() }
+
+// look is Changed, and reports whether the kernel could be asked: if not, all stays as it was, and
+// somebody has to look again.
+func (d *Device) look() bool {
 	p, err := d.portNow()
+	unsure := errors.Is(err, errUnsure)
 	d.mu.Lock()
-	was, lost := d.port, d.gone
+	was, lost, known := d.port, d.gone, !d.unsure
+	if d.unsure = unsure; unsure {
+		d.mu.Unlock()
+		if known {
+			d.cfg.Log.Warn("the interface of a RoCE device cannot be asked for: it is tried again each second", "device", d.name(), "error", err)
+		}
+		return false
+	}
 	if !d.closed {
 		d.change(p, err)
 		d.leave(d.m.Clock())
@@ -308,6 +319,7 @@ func (d *Device) Changed() {
 	case err == nil && (lost || p != was):
 		d.cfg.Log.Info("the interface of a RoCE device has changed", "device", d.name(), "interface", p.netdev, "mtu", p.mtu, "mtu_before", was.mtu)
 	}
+	return true
 }
 
 // change is changed as a step. mu is held.

@@ -1,9 +1,12 @@
 package soft
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/rdsd/rdsd/internal/netlocal"
 	"github.com/rdsd/rdsd/roce"
@@ -35,12 +38,26 @@ type port struct {
 	mtu    int
 }
 
+// errUnsure says that the kernel could not be asked, for want of memory or descriptors: nobody knows
+// whether an address is there.
+var errUnsure = errors.New("soft: the interfaces of this machine could not be listed")
+
 // portOf finds the interface that has an address. It asks the kernel, and is not for a
 // reactor's thread.
 func portOf(addr netip.Addr) (port, error) {
-	list, err := net.Interfaces()
+	return portAmong(addr, net.Interfaces, (*net.Interface).Addrs)
+}
+
+// portAmong is portOf with the two questions that are asked.
+func portAmong(addr netip.Addr, all func() ([]net.Interface, error), addrs func(*net.Interface) ([]net.Addr, error)) (port, error) {
+	list, err := all()
 	if err != nil {
-		return port{}, fmt.Errorf("soft: the interfaces of this machine: %w", err)
+		return port{}, fmt.Errorf("%w: %w", errUnsure, err)
+	}
+	has := func(i *net.Interface, addr netip.Addr) bool {
+		list, e := addrs(i)
+		err = cmp.Or(err, e)
+		return slices.ContainsFunc(list, func(a net.Addr) bool { return isAddr(a, addr) })
 	}
 	for _, i := range list {
 		if addr.IsLoopback() && i.Flags&net.FlagLoopback != 0 || addr.Zone() != "" && addr.Zone() == i.Name && has(&i, addr.WithZone("")) ||
@@ -56,20 +73,17 @@ func portOf(addr netip.Addr) (port, error) {
 	if netlocal.IsLocal(addr) {
 		return port{"lo", maxMTU}, nil
 	}
+	if err != nil { // it may be an address of the interface that did not tell
+		return port{}, fmt.Errorf("%w: %w", errUnsure, err)
+	}
 	return port{}, fmt.Errorf("soft: no interface of this machine has the address %v", addr)
 }
 
-func has(i *net.Interface, addr netip.Addr) bool {
-	list, err := i.Addrs()
-	if err != nil {
+func isAddr(a net.Addr, addr netip.Addr) bool {
+	n, ok := a.(*net.IPNet)
+	if !ok {
 		return false
 	}
-	for _, a := range list {
-		if n, ok := a.(*net.IPNet); ok {
-			if x, ok := netip.AddrFromSlice(n.IP); ok && x.Unmap() == addr {
-				return true
-			}
-		}
-	}
-	return false
+	x, ok := netip.AddrFromSlice(n.IP)
+	return ok && x.Unmap() == addr
 }

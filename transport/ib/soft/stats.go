@@ -25,7 +25,7 @@ type Stats struct {
 
 	// Packets that could not be sent.
 	SendRefused     uint64 `name:"send_refused" help:"messages refused by a rule of the firewall (EPERM)"`
-	SendTooLong     uint64 `name:"send_too_long" help:"messages too long for the path to the peer (EMSGSIZE)"`
+	SendTooLong     uint64 `name:"send_too_long" help:"messages too long for the interface (EMSGSIZE)"`
 	SendUnreachable uint64 `name:"send_unreachable" help:"messages for a peer that there is no way to (ENETUNREACH and the like)"`
 	SendNoMemory    uint64 `name:"send_no_memory" help:"messages that the system had no memory for (ENOBUFS)"`
 	SendOther       uint64 `name:"send_other" help:"messages that could not be sent for another reason"`
