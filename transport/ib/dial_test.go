@@ -264,6 +264,29 @@ func TestAnswersAreBounded(t *testing.T) {
 	}
 }
 
+// TestAnsweringStaysBounded: one that is refused when its turn comes goes beyond the bound for a
+// moment, in which no other is admitted.
+func TestAnsweringStaysBounded(t *testing.T) {
+	m := *ThisMachine
+	m.Clock = func() time.Duration { return time.Hour } // all come at once
+	l := &listener{p: &Provider{m: &m}, over: make(chan struct{})}
+	from := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 1, 0, byte(i)}) }
+	var waits time.Duration
+	for i := range maxAnswering + 1 {
+		wait, ok := l.admit(from(max(i, paceBurst) - paceBurst)) // of the first one more than answered at once
+		if !ok {
+			t.Fatalf("request %d is refused", i)
+		}
+		waits = max(waits, wait)
+	}
+	if l.waiting != 1 || l.turn(waits) {
+		t.Fatalf("%d wait, and what waited has room beside %d", l.waiting, maxAnswering)
+	}
+	if _, ok := l.admit(from(200)); ok {
+		t.Errorf("one more is admitted where %d are answered", l.busy)
+	}
+}
+
 // TestAsksWaitTheirTurn: of one source a burst is answered at once, some wait their turn, and
 // what is beyond is refused, while another source is answered. Who waits when the listener ends
 // is refused.

@@ -64,7 +64,7 @@ func (l *listener) ask(a Asked) {
 func (l *listener) admit(from netip.Addr) (wait time.Duration, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed || l.busy-l.waiting == maxAnswering || l.waiting == maxWaiting {
+	if l.closed || l.busy-l.waiting >= maxAnswering || l.waiting >= maxWaiting {
 		return 0, false
 	}
 	if wait, ok = l.pace.take(l.p.m.Clock(), from); !ok {
