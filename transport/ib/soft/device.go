@@ -268,6 +268,11 @@ func (d *Device) Close() error {
 	d.flush() // what tells the peers of it
 	d.mu.Lock()
 	d.shut = true
+	if d.out.full { // nobody comes back to it
+		d.out.full, d.out.refused = false, true
+		d.out.sent(d)
+		d.leave(d.m.Clock())
+	}
 	d.mu.Unlock()
 	d.timer.Stop()
 	d.r.Remove(d.sock.fd)
@@ -415,10 +420,15 @@ func (d *Device) Fault(err error) {
 	} else {
 		d.failAll(err)
 	}
-	closed := d.closed
 	d.leave(now)
+	events := uint32(unix.EPOLLIN)
+	if d.out.full {
+		events |= unix.EPOLLOUT
+	}
+	// Under the lock, as Modify is: another thread may find the socket full now.
+	again := !d.closed && d.r.Add(d.sock.fd, events, d) == nil // its reactor watches it no more
 	d.mu.Unlock()
-	if !closed && d.r.Add(d.sock.fd, unix.EPOLLIN, d) == nil { // its reactor watches it no more
+	if again {
 		d.flushLater()
 	}
 }
