@@ -267,7 +267,11 @@ func TestAnswersOutOfPlace(t *testing.T) {
 			t.Errorf("in state %d, %v of end %d: %v, and it is in state %d", c.state, c.says, c.end, err, p.state)
 		}
 	}
-	p := &pair{state: pairOffered}
+	p := &pair{state: pairOffered, told: [2]bool{sends: true}}
+	if err := p.answered(0, reads, mapped); !errors.Is(err, rdserr.ErrInvalid) || p.mapped[reads] {
+		t.Errorf("an end has mapped what it was not offered: %v", err)
+	}
+	p.told[reads] = true
 	if err := p.answered(0, reads, mapped); err != nil || p.state != pairOffered || !p.mapped[reads] {
 		t.Errorf("one end alone has mapped it: %v, state %d", err, p.state)
 	}

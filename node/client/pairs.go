@@ -90,6 +90,7 @@ type pair struct {
 	account *quota.Account // of the user of both
 
 	ends   [2]*ringSock
+	told   [2]bool // the offer, with descriptors: before that the client cannot have mapped it
 	mapped [2]bool
 	gone   [2]bool // the client has let go of it, or is gone
 	state  pairState
@@ -294,11 +295,12 @@ func (p *pair) offer(end int) {
 			}
 		}
 	})
-	if offered && r.ctl.offer(p.step(rdsdv1.PairState_PAIR_STATE_OFFERED), fds[:]) {
-		return
-	}
-	p.lockAnd(func(now time.Duration) { // it has not heard of it
-		p.gone[end] = true
+	told := offered && r.ctl.offer(p.step(rdsdv1.PairState_PAIR_STATE_OFFERED), fds[:])
+	p.lockAnd(func(now time.Duration) {
+		if p.told[end] = told; told {
+			return
+		}
+		p.gone[end] = true // it has not heard of it
 		p.close(now)
 		p.end()
 	})
@@ -366,7 +368,9 @@ func (p *pair) answered(now time.Duration, end int, s rdsdv1.PairState) error {
 	case s == rdsdv1.PairState_PAIR_STATE_GONE:
 		p.letGo(now, end)
 	case p.state == pairClosing: // it has not heard
-	case s == rdsdv1.PairState_PAIR_STATE_MAPPED && p.state == pairOffered:
+	// A number can be guessed. When both have mapped it the descriptors are closed, which must not
+	// be while they are being sent.
+	case s == rdsdv1.PairState_PAIR_STATE_MAPPED && p.state == pairOffered && p.told[end]:
 		if p.mapped[end] = true; p.mapped[sends] && p.mapped[reads] {
 			p.enter(now, pairSealing)
 			p.busy = true

@@ -143,6 +143,13 @@ func TestPairRefused(t *testing.T) {
 	}
 	local.Lock()
 	p := from.pairs.all[ids[0]]
+	local.Unlock()
+	await.Until(t, time.Minute, "Both are known to have been told.", func() bool {
+		local.Lock()
+		defer local.Unlock()
+		return p.told == [2]bool{true, true}
+	})
+	local.Lock()
 	if p.look(p.since + pairPatience - 1); p.state != pairOffered {
 		t.Errorf("it is given up too early: state %d", p.state)
 	}
