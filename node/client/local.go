@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc/mem"
@@ -126,7 +127,7 @@ func (f *Front) handle(c *shm.Conn, id config.Identity, account *quota.Account) 
 	f.mu.Lock()
 	if f.conns == nil {
 		f.mu.Unlock()
-		f.drop(c, id, account)
+		f.drop(&packetStream{conn: c}, id, account)
 		return
 	}
 	f.conns[c] = struct{}{}
@@ -149,15 +150,16 @@ func (f *Front) handle(c *shm.Conn, id config.Identity, account *quota.Account) 
 	delete(f.conns, c)
 	f.mu.Unlock()
 	if !taken {
-		f.drop(c, id, account)
+		f.drop(p, id, account)
 	}
 }
 
 // drop closes a connection that nobody serves.
-func (f *Front) drop(c *shm.Conn, id config.Identity, account *quota.Account) {
+func (f *Front) drop(p *packetStream, id config.Identity, account *quota.Account) {
 	go func() { // ends with the close, which may take as long as whoever passed us a descriptor likes
 		defer f.deps.Guard.Recover(guard.Socket, nil)
-		c.Close()
+		p.conn.Close()
+		p.parting.Wait()
 		f.deps.Clients.Remove(id, account, localConnBytes)
 	}()
 }
@@ -283,6 +285,7 @@ type packetStream struct {
 	bound   bool           // something was received
 	said    bool           // Closing has been sent; guarded by the socket's wmu
 	greeted bool           // so is the first message
+	parting sync.WaitGroup // what else of its is being closed, where that may take long
 }
 
 var _ Stream = (*packetStream)(nil)

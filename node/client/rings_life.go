@@ -45,7 +45,7 @@ func openRing(f *Front, p *packetStream, id config.Identity, m *rdsdv1.Bind) (ta
 		err = base.ErrDraining
 	}
 	if err != nil {
-		r.dispose()
+		r.dispose(p)
 		return false, err
 	}
 	ctl.Charge(shm.MaxRequest, r.ctl.charge)
@@ -76,7 +76,7 @@ func (r *ringSock) open(f *Front, m *rdsdv1.Bind, p *packetStream) (err error) {
 	}
 	defer func() {
 		if err != nil {
-			r.dispose()
+			r.dispose(p)
 		}
 	}()
 	h, ok := s.eng.(*datagram.Local)
@@ -419,19 +419,24 @@ func (r *ringSock) free() {
 }
 
 // closeAlarm closes the doorbell in a goroutine, which ends with the close: that may take as long
-// as whoever has passed a descriptor there likes.
-func (r *ringSock) closeAlarm() {
+// as whoever has passed a descriptor there likes. after follows, which gives the client's place back.
+func (r *ringSock) closeAlarm(after func()) {
 	if r.alarm == nil {
+		after()
 		return
 	}
 	go func() {
 		defer r.front.deps.Guard.Recover(guard.Socket, nil)
 		r.alarm.Close()
+		after()
 	}()
 }
 
-// dispose gives up what open had made, before a reactor knows of it.
-func (r *ringSock) dispose() {
+// dispose gives up what open had made, before a reactor knows of it. The connection of p
+// counts until that is closed.
+func (r *ringSock) dispose(p *packetStream) {
+	p.parting.Add(1)
+	defer r.closeAlarm(p.parting.Done)
 	if r.End != nil {
 		var bury func()
 		r.react.DoFor(nil, func() { // where it may have been told to end: something came for it
@@ -446,9 +451,7 @@ func (r *ringSock) dispose() {
 		r.host.Lock()
 		r.End.PaidOff()
 		r.host.Unlock()
-		r.closeAlarm()
 	} else {
-		r.closeAlarm()
 		if r.bell >= 0 {
 			unix.Close(r.bell)
 		}

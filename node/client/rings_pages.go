@@ -304,17 +304,17 @@ func (p *regionPages) stop() {
 // leaveTo leaves a region that is closed to its client, for the daemon ends.
 func (r *ringSock) leaveTo() {
 	r.reg.Disown()
-	r.closeAlarm()
+	r.closeAlarm(func() {})
 }
 
-// letGo ends the account of a region that nobody has any more, and reports whether it did.
+// letGo ends the account of a region that nobody has any more, and reports whether it did. The
+// client has its place until its doorbell is closed.
 func (r *ringSock) letGo() bool {
 	if r.alarm.Hears() {
 		if r.keeps && !r.alarm.LetGo() {
 			return false
 		}
 		r.reg.Drop()
-		r.closeAlarm()
 	} else {
 		gone, certain := r.reg.Abandoned()
 		if !gone {
@@ -328,6 +328,6 @@ func (r *ringSock) letGo() bool {
 	r.End.PaidOff()
 	r.host.Unlock()
 	r.purse.account.Close()
-	r.front.deps.Clients.Remove(r.s.id, r.ctl.account, localConnBytes)
+	r.closeAlarm(func() { r.front.deps.Clients.Remove(r.s.id, r.ctl.account, localConnBytes) })
 	return true
 }

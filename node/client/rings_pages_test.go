@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"strings"
@@ -207,6 +208,72 @@ func testRegionsLinger(t *testing.T, bind func(netip.Addr, uint16) *rdsdv1.Bind)
 		await.Until(t, 5*time.Second, "it has let go", func() bool { return pagesPaid(n)+pagesCharged(n) == 0 && clients() == 0 })
 		clienttest.CloseFDs([]int{r.Bell, r.Ear})
 	}
+}
+
+// TestSlowDoorbell: a client whose doorbell takes long to be closed, for it has sent a descriptor there,
+// has its place until that is over; so has one whose bind has failed.
+func TestSlowDoorbell(t *testing.T) {
+	n, cfg := startClients(t)
+	addr := cfg.RDS.Addresses[0]
+	send := func(alarm *shm.Alarm, bell int) (far net.Conn) {
+		fd, far := clienttest.Lingering(t)
+		const soPassRights = 83 // as before Linux 6.16, which may not know it
+		_ = unix.SetsockoptInt(alarm.FD(), unix.SOL_SOCKET, soPassRights, 1)
+		if err := unix.Sendmsg(bell, []byte{1}, unix.UnixRights(fd), nil, 0); err != nil {
+			t.Fatal(err)
+		}
+		unix.Close(fd) // not the last one: it is under way
+		return far
+	}
+	counts := func(what string, far net.Conn) {
+		t.Helper()
+		for range 20 { // if it is late, the test sees less
+			if n.users.Len() != 1 {
+				t.Errorf("%s: %d clients, when a doorbell is being closed", what, n.users.Len())
+			}
+			time.Sleep(time.Millisecond)
+		}
+		far.Close()
+		await.Until(t, 5*time.Second, what+": nothing is left", func() bool { return n.users.Len() == 0 })
+	}
+
+	r := clienttest.AttachRing(t, cfg, clienttest.OneDoorbell(addr, 0))
+	var tag uint64
+	r.Post(t, netip.AddrPortFrom(addr, uint16(r.Bound.GetLocal().GetPort())), 1, 1, &tag) // unread, it keeps the region
+	await.Until(t, 5*time.Second, "it has come", func() bool { return r.Region.RecvTail().Load() == 1 })
+	sock := n.clients.ringSocks()[0]
+	r.C.Close()
+	await.Until(t, 5*time.Second, "the region lingers", func() bool {
+		n.clients.pages.mu.Lock()
+		defer n.clients.pages.mu.Unlock()
+		return len(n.clients.pages.closed) == 1
+	})
+	far := send(sock.alarm, r.Bell)
+	clienttest.CloseFDs([]int{r.Bell, r.Ear})
+	await.Until(t, 5*time.Second, "it has let go", func() bool { return pagesPaid(n)+pagesCharged(n) == 0 })
+	counts("an end", far)
+	unix.Munmap(r.Mem)
+	r.Region.Close()
+
+	id := config.Identity{UID: 777}
+	var ours *net.UnixConn
+	account, err := n.users.Add(id, localConnBytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := clienttest.ConnectAs(t, func(c *net.UnixConn, _ config.Identity) error { ours = c; return nil }, id)
+	defer c.Close()
+	alarm, bell, err := shm.NewDoorbell()
+	if err != nil {
+		t.Fatal(err)
+	}
+	far = send(alarm, bell)
+	unix.Close(bell)
+	p := &packetStream{conn: shm.NewConn(ours, 0)}
+	s := &ringSock{front: n.clients, s: newSockStream(n.clients, p, id), alarm: alarm, bell: -1}
+	s.dispose(p)
+	n.clients.drop(p, id, account)
+	counts("a bind", far)
 }
 
 // TestPagesLacked: a socket whose user cannot pay for a page is congested and loses nothing, and it
