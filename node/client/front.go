@@ -41,7 +41,7 @@ type Front struct {
 	bans     map[uint32]ringBan     // guarded by mu; by user
 	wg       sync.WaitGroup         // goroutines, and sockets with rings
 
-	closing atomic.Int32 // goroutines of closeAside
+	closers *access.Closers // of connections that are refused
 
 	pages regionPages
 	pairs pairTable
@@ -56,6 +56,7 @@ func New(d Deps) *Front {
 		deps:    d,
 		sockets: newSocketTable(l.MaxSockets, l.MaxSocketsPerUID, d.Memory),
 		sends:   access.NewTurns(1, 0),
+		closers: access.NewClosers(d.Guard, maxClosing),
 		conns:   map[*shm.Conn]struct{}{},
 		rings:   map[*ringSock]struct{}{},
 	}

@@ -50,7 +50,7 @@ func (f *Front) Serve(l net.Listener) error {
 			err = f.Accept(c.(*net.UnixConn), id)
 		}
 		if err != nil {
-			f.refuse(c, err)
+			f.refuse(c, id, err)
 		}
 	}
 }
@@ -73,17 +73,17 @@ const maxRefusals = 4
 
 // refuse ends a connection that may not be. A client that is slow to listen holds up
 // nobody: with too many of those the next are closed without a word.
-func (f *Front) refuse(c net.Conn, err error) {
+func (f *Front) refuse(c net.Conn, id config.Identity, err error) {
 	if f.refusals.Add(1) > maxRefusals {
 		f.refusals.Add(-1)
-		f.closeAside(c)
+		f.closers.Close(id.UID, c)
 		return
 	}
 	f.wg.Go(func() { // ends after refusePatience and goodbye at the latest
 		defer f.refusals.Add(-1)
 		defer f.deps.Guard.Recover(guard.Socket, nil)
 		RefusePacket(c, err)
-		c.Close()
+		f.closers.Close(id.UID, c)
 	})
 }
 
@@ -99,21 +99,6 @@ func RefusePacket(c net.Conn, err error) {
 		conn.ReadMessage()
 		(&packetStream{conn: conn}).sayClosing(base.NoDescriptors(err))
 	}
-}
-
-// closeAside closes a connection in a goroutine, which ends with the close: that may
-// take as long as whoever passed us a descriptor likes.
-func (f *Front) closeAside(c net.Conn) {
-	if f.closing.Add(1) > maxClosing {
-		f.closing.Add(-1)
-		c.Close()
-		return
-	}
-	go func() {
-		defer f.closing.Add(-1)
-		defer f.deps.Guard.Recover(guard.Socket, nil)
-		c.Close()
-	}()
 }
 
 // maxClosing bounds the threads that refused connections can hold; they count

@@ -4,12 +4,18 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"net"
 	"net/netip"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/await"
 	"github.com/rdsd/rdsd/node/client/clienttest"
+	"github.com/rdsd/rdsd/node/config"
+	"github.com/rdsd/rdsd/rdserr"
 )
 
 // TestPlainPackets: the control socket carries a plain socket's messages, the
@@ -79,4 +85,36 @@ func TestPacketsRefused(t *testing.T) {
 	if used := n.clients.Budget().Used; used != 0 {
 		t.Errorf("%d sockets are left", used)
 	}
+}
+
+// stuckConn is a connection whose close takes until it is let go.
+type stuckConn struct {
+	net.Conn
+	goes   chan struct{}
+	closed *atomic.Int32
+}
+
+func (c *stuckConn) Close() error { <-c.goes; c.closed.Add(1); return nil }
+
+// TestStuckRefusals: connections that are closed without a word hold up neither who accepts, however many
+// there are and however long their closes take, nor those of another user.
+func TestStuckRefusals(t *testing.T) {
+	n, _ := startClients(t)
+	f := n.clients
+	f.refusals.Store(maxRefusals) // so many are being told
+	var stuck, quick atomic.Int32
+	goes, gone := make(chan struct{}), make(chan struct{})
+	close(gone)
+	const many = 2 * maxClosing
+	for range many {
+		f.refuse(&stuckConn{goes: goes, closed: &stuck}, config.Identity{UID: 1}, rdserr.ErrTooMany)
+	}
+	f.refuse(&stuckConn{goes: gone, closed: &quick}, config.Identity{UID: 2}, rdserr.ErrTooMany)
+	await.Until(t, 5*time.Second, "the one of another user is closed", func() bool { return quick.Load() == 1 })
+	if w := f.closers.Waiting(); w != many-1 || stuck.Load() != 0 {
+		t.Errorf("%d wait and %d are closed of %d", w, stuck.Load(), many)
+	}
+	close(goes)
+	await.Until(t, 5*time.Second, "all are closed", func() bool { return stuck.Load() == many })
+	f.refusals.Store(0)
 }

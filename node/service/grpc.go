@@ -78,13 +78,14 @@ type Front struct {
 
 	pings, watches, volumeWatches *standing
 	answers                       *answers
+	closers                       *access.Closers // of connections that are refused
 }
 
 // newServices makes the services of a node.
 func New(d Deps) *Front {
 	f := &Front{deps: d, metrics: grpcprom.NewServerMetrics(), health: health.NewServer(),
 		pings: newStanding("pings", maxPings), watches: newStanding("watches of congestion", maxWatches),
-		volumeWatches: newStanding("watches of volumes", maxWatches), answers: newAnswers(d.Memory)}
+		volumeWatches: newStanding("watches of volumes", maxWatches), answers: newAnswers(d.Memory), closers: access.NewClosers(d.Guard, closedAtOnce)}
 	f.calls = &callTable{log: d.Log, count: d.Count, guard: d.Guard, conns: map[*callConn]struct{}{}, perSecond: func() float64 {
 		perSecond, _ := d.Limiter.Limits()
 		return float64(perSecond)
@@ -142,7 +143,7 @@ func (f *Front) newServer(register func(grpc.ServiceRegistrar), local bool) *grp
 	}
 	s := grpc.NewServer(
 		grpc.KeepaliveParams(keep),
-		grpc.Creds(&peerCreds{clients: f.deps.Users, calls: f.calls, guard: f.deps.Guard, memory: f.deps.Memory}),
+		grpc.Creds(&peerCreds{clients: f.deps.Users, calls: f.calls, guard: f.deps.Guard, memory: f.deps.Memory, closers: f.closers}),
 		// What stands unread on a stream is bounded by its window, which does not
 		// grow by itself. For a message larger than that gRPC gives more when it
 		// begins to read it, so that it costs no large message a round trip.

@@ -30,6 +30,7 @@ type peerCreds struct {
 	calls    *callTable
 	guard    *guard.Guard
 	memory   *quota.Node
+	closers  *access.Closers
 	refusals atomic.Int32 // connections that live to be told why they may not
 }
 
@@ -58,11 +59,12 @@ func (c *peerCreds) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthIn
 
 // refuse lets a connection live for a moment in which every call is told why there
 // is no more for it: an error here would be a connection that breaks. With several of
-// those under way it is one; grpc closes conn then.
+// those under way it is one. grpc would close conn then, in a goroutine of each.
 func (c *peerCreds) refuse(conn net.Conn, id config.Identity, level credentials.SecurityLevel, err error) (net.Conn, credentials.AuthInfo, error) {
 	if c.refusals.Add(1) > maxRefusals {
 		c.refusals.Add(-1)
-		return nil, nil, err
+		c.closers.Close(id.UID, conn)
+		return nil, nil, credentials.ErrConnDispatched
 	}
 	account := c.memory.Account(quota.User(id.UID)) // for what it sends meanwhile
 	var end *time.Timer
@@ -81,6 +83,9 @@ func (c *peerCreds) measured(conn net.Conn, id config.Identity) net.Conn {
 
 // maxRefusals bounds the connections that are being told why they are not served.
 const maxRefusals = 4
+
+// closedAtOnce bounds the threads that connections can hold which are not even told.
+const closedAtOnce = 256
 
 // refusedLife is how long a refused connection lives.
 const refusedLife = 500 * time.Millisecond

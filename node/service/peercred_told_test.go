@@ -2,6 +2,7 @@ package service
 
 import (
 	"errors"
+	"io"
 	"log/slog"
 	"net"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"github.com/rdsd/rdsd/internal/await"
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/access"
 	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/config"
 )
@@ -21,11 +23,13 @@ import (
 func TestSoManyAreTold(t *testing.T) {
 	memory := quota.New(1<<20, nil)
 	table := &callTable{log: slog.New(slog.DiscardHandler), count: &base.Counters{}, conns: map[*callConn]struct{}{}}
-	c := &peerCreds{calls: table, guard: &guard.Guard{}, memory: memory}
+	c := &peerCreds{calls: table, guard: &guard.Guard{}, memory: memory, closers: access.NewClosers(nil, 1)}
 	why := errors.New("no more")
+	var theirs net.Conn
 	refuse := func() (net.Conn, error) {
-		mine, theirs := net.Pipe()
-		t.Cleanup(func() { mine.Close(); theirs.Close() })
+		var mine net.Conn
+		mine, theirs = net.Pipe()
+		t.Cleanup(func() { mine.Close() })
 		conn, info, err := c.refuse(mine, config.Identity{UID: 7}, credentials.NoSecurity, why)
 		if err == nil && info.(authInfo).refused == nil {
 			t.Error("it is served")
@@ -41,8 +45,11 @@ func TestSoManyAreTold(t *testing.T) {
 		told = append(told, conn)
 	}
 	for range 2 {
-		if _, err := refuse(); err != why {
+		if _, err := refuse(); err != credentials.ErrConnDispatched {
 			t.Errorf("one more than are told at a time: %v", err)
+		}
+		if _, err := theirs.Read(make([]byte, 1)); err != io.EOF {
+			t.Errorf("it is not closed: %v", err)
 		}
 	}
 	told[0].Close()
