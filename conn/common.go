@@ -27,7 +27,7 @@ type Common struct {
 
 	// Measured since the beginning.
 
-	Looked  uint64     // messages looked at to find those that peers refuse
+	Looked  uint64     // messages looked at to find those that peers refuse, and what is out when a hold begins
 	QueueNs stats.Hist // time datagrams waited before their first byte left
 	RTTNs   stats.Hist // handshake and heartbeat round trips
 

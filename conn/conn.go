@@ -264,7 +264,7 @@ func (c *Conn) gather() int {
 			all.splice(&p.holds[port].back)
 			all.splice(&p.holds[port].kept)
 		}
-		p.holds, p.resume, p.late = nil, nil, false
+		p.holds, p.outBy, p.resume, p.late = nil, nil, nil, false
 		// FlagResume answers refusals of a lane's state that ends here.
 		p.queue.each(func(m *Msg) bool { m.flags &^= wire.FlagResume; return false })
 		p.queue.moveTo(&all)

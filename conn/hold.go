@@ -57,29 +57,72 @@ func (p *Lane) keepBack(m *Msg) bool {
 
 func (p *Lane) newHold(port uint16) *hold {
 	h := &hold{}
-	// Messages that are out already may still be refused, and have to be put back before
-	// those that are kept. The hold ends only when each of them is decided.
-	for _, l := range []*list{&p.unacked, &p.inwrite, &p.retrans} {
-		for m := l.head; m != nil; m = m.next {
-			if m.Kind == MsgData && m.DPort == port {
-				h.out++
-			}
-		}
-	}
 	if p.holds == nil {
 		p.holds = make(map[uint16]*hold)
 	}
 	p.holds[port] = h
+	if p.outBy == nil && len(p.holds) > holdsFew {
+		p.outBy = make(map[uint16]int)
+		p.eachOut(func(m *Msg) { p.outBy[m.DPort]++ })
+	}
+	// Messages that are out already may still be refused, and have to be put back before
+	// those that are kept. The hold ends only when each of them is decided.
+	if p.outBy != nil {
+		h.out = p.outBy[port]
+		return h
+	}
+	p.eachOut(func(m *Msg) {
+		if m.DPort == port {
+			h.out++
+		}
+	})
+	return h
+}
+
+// holdsFew is how many holds each look for themselves at what is out. A peer that says of all its
+// ports that they are congested has a hold begin for each of them: from the next one on what is out
+// is counted by port.
+const holdsFew = 16
+
+// eachOut calls f for the datagrams that were sent and are not decided.
+func (p *Lane) eachOut(f func(*Msg)) {
+	for _, l := range []*list{&p.unacked, &p.inwrite, &p.retrans} {
+		for m := l.head; m != nil; m = m.next {
+			p.c.com.Looked++
+			if m.Kind == MsgData {
+				f(m)
+			}
+		}
+	}
+}
+
+// goesOut counts m, which gets its sequence, as out.
+func (p *Lane) goesOut(m *Msg) {
+	if p.outBy != nil && m.Kind == MsgData {
+		p.outBy[m.DPort]++
+	}
+}
+
+// decided counts m as not out any more, and returns the hold of its port if there is one.
+func (p *Lane) decided(m *Msg) *hold {
+	if len(p.holds) == 0 || m.Kind != MsgData {
+		return nil
+	}
+	if p.outBy != nil {
+		if p.outBy[m.DPort]--; p.outBy[m.DPort] <= 0 {
+			delete(p.outBy, m.DPort)
+		}
+	}
+	h := p.holds[m.DPort]
+	if h != nil {
+		h.out--
+	}
 	return h
 }
 
 // settled tells the hold of m's port that m is decided.
 func (p *Lane) settled(now time.Duration, m *Msg) {
-	if len(p.holds) == 0 || m.Kind != MsgData {
-		return
-	}
-	if h := p.holds[m.DPort]; h != nil {
-		h.out--
+	if h := p.decided(m); h != nil {
 		p.tryResume(now, m.DPort, h)
 	}
 }
@@ -115,7 +158,7 @@ func (c *Conn) PortClear(now time.Duration, port uint16) {
 // then. Likewise the messages that wait for a peer are spread over the lanes and taken back
 // again with each incarnation of the peer.
 //
-// A hold that begins looks at all that is out besides, whatever is held: with more than
+// A hold that begins may look at all that is out besides (holdsFew), whatever is held: with more than
 // outFew messages out, which only a peer has that grants more than rdsd does, outCost of them count
 // as one that is moved.
 const (
@@ -147,7 +190,9 @@ func (p *Lane) tryResume(now time.Duration, port uint16, h *hold) {
 		}
 		p.moveAt = now + time.Duration(n)*moveTime
 	}
-	delete(p.holds, port)
+	if delete(p.holds, port); len(p.holds) == 0 {
+		p.outBy = nil
+	}
 	if p.resume == nil {
 		p.resume = make(map[uint16]struct{})
 	}
@@ -321,13 +366,9 @@ func (p *Lane) refusedMsg(now time.Duration, m *Msg, why wire.Reason) {
 		p.c.done(p, m, Failed, WhyNoPort)
 		return
 	}
-	h := p.holds[port]
+	h := p.decided(m)
 	if h == nil {
-		h = p.newHold(port)
-		// m itself may or may not still have been in its list.
-		h.out = p.countOut(port, m)
-	} else {
-		h.out--
+		h = p.newHold(port) // m stands in no list any more
 	}
 	if m.cancelled {
 		// It was not delivered, and was cancelled.
@@ -345,17 +386,6 @@ func (p *Lane) refusedMsg(now time.Duration, m *Msg, why wire.Reason) {
 		p.c.ctr.HoldEnter += uint64(m.Datagrams())
 	}
 	p.tryResume(now, port, h)
-}
-
-func (p *Lane) countOut(port uint16, but *Msg) (n int) {
-	for _, l := range []*list{&p.unacked, &p.inwrite, &p.retrans} {
-		for m := l.head; m != nil; m = m.next {
-			if m != but && m.Kind == MsgData && m.DPort == port {
-				n++
-			}
-		}
-	}
-	return n
 }
 
 // Refusals wait here until the peer acknowledges them. A peer that does not, and goes on

@@ -96,6 +96,7 @@ func (p *Lane) sendJoined(now time.Duration, b *transport.Batch, o *frameOut, m 
 	for n := m; n != nil; n = n.next {
 		n.flags = m.flags // whichever of them is the first when they are sent again
 		p.setSeq(n, seq)
+		p.goesOut(n)
 	}
 	p.putJoined(b, o, &j, flags)
 }

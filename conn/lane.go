@@ -167,6 +167,9 @@ type Lane struct {
 	// docs/protocol.md, "Refusals and holds").
 
 	holds map[uint16]*hold
+	// outBy counts by port the datagrams that were sent and are not decided, if there have
+	// been more than holdsFew holds; nil else.
+	outBy map[uint16]int
 	// resume are ports whose hold was put back into queue: the first datagram to each
 	// bears FlagResume, without which the receiver would go on refusing.
 	resume map[uint16]struct{}

@@ -294,3 +294,77 @@ func TestMovesBesideMuch(t *testing.T) {
 	}
 	w.take()
 }
+
+// portsOut is a world with a datagram out to each of n ports of the peer.
+func portsOut(t *testing.T, n uint16) (*world, *Lane) {
+	w, p := muchOut(t, 0)
+	for port := range n {
+		w.send(4000, 10000+port, 10, false)
+	}
+	w.settle()
+	w.take()
+	if p.unacked.messages < int(n) {
+		t.Fatalf("%d of %d are out", p.unacked.messages, n)
+	}
+	return w, p
+}
+
+// TestManyHoldsBegin: what is out is not looked at anew for each port of a peer that calls all of
+// them congested at once, nor for each that it refuses; and each hold knows what is out to its port.
+func TestManyHoldsBegin(t *testing.T) {
+	const ports = 1000
+	check := func(w *world, p *Lane, out int) {
+		t.Helper()
+		if looked := w.com.Looked; looked > (holdsFew+3)*(2*ports) {
+			t.Errorf("%d messages were looked at, %d are out", looked, ports)
+		}
+		if len(p.holds) != ports {
+			t.Fatalf("%d ports are held for", len(p.holds))
+		}
+		for port, h := range p.holds {
+			if h.out != out {
+				t.Fatalf("%d are out to port %d, want %d", h.out, port, out)
+			}
+		}
+		w.check()
+	}
+	w, p := portsOut(t, ports)
+	for port := range uint16(ports) {
+		w.peerMap.Set(10000+port, true)
+		w.send(4000, 10000+port, 10, false)
+	}
+	w.settle()
+	check(w, p, 1)
+	// Others go out and are decided meanwhile.
+	w.send(4000, 9999, 10, false)
+	w.settle()
+	w.check()
+	if err := w.recvOne(p, fmt.Sprintf("ack ack=%d csum", p.nextSeq-1)); err != nil {
+		t.Fatal(err)
+	}
+	w.settle()
+	check(w, p, 0)
+	for port := range uint16(ports) {
+		w.peerMap.Set(10000+port, false)
+		w.c.PortClear(w.now, 10000+port)
+	}
+	w.settle()
+	w.check()
+	if len(p.holds) > 0 || p.outBy != nil || p.unacked.messages != ports {
+		t.Errorf("%d ports are held for, %d are counted, %d went", len(p.holds), len(p.outBy), p.unacked.messages)
+	}
+
+	w, p = portsOut(t, ports)
+	w.send(4000, 9999, 10, false) // stays
+	w.settle()
+	var refused []string
+	for port := range uint64(ports) {
+		w.peerMap.Set(uint16(10000+port), true)
+		refused = append(refused, fmt.Sprintf("%d:no-room", p.unacked.tail.seq-ports+port))
+	}
+	if err := w.recvOne(p, fmt.Sprintf("refuse %s seq=2 csum ack=1", strings.Join(refused, ","))); err != nil {
+		t.Fatal(err)
+	}
+	w.settle()
+	check(w, p, 0)
+}

@@ -1,6 +1,7 @@
 package conn
 
 import (
+	"maps"
 	"sync/atomic"
 	"time"
 
@@ -113,10 +114,16 @@ func (w *world) checkLists(p *Lane) {
 	is("retrans", &p.retrans, inRetrans)
 	is("unacked", &p.unacked, inSent)
 	is("inwrite", &p.inwrite, inSent)
+	outBy, looked := map[uint16]int{}, w.com.Looked
+	p.eachOut(func(m *Msg) { outBy[m.DPort]++ })
+	w.com.Looked = looked
+	if p.outBy != nil && !maps.Equal(p.outBy, outBy) || p.outBy == nil && len(p.holds) > holdsFew || p.outBy != nil && len(p.holds) == 0 {
+		w.t.Errorf("%v: with %d holds %v are out, and it counts %v", p, len(p.holds), outBy, p.outBy)
+	}
 	for port, h := range p.holds {
 		is("back", &h.back, inBack)
 		is("kept", &h.kept, inKept)
-		if out := p.countOut(port, nil); out != h.out {
+		if out := outBy[port]; out != h.out {
 			w.t.Errorf("%v: %d messages to port %d are out, and it counts %d", p, out, port, h.out)
 		}
 		if h.out == 0 && !w.peerMap.Congested(port) {

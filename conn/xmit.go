@@ -423,6 +423,7 @@ func (p *Lane) send(now time.Duration, b *transport.Batch, o *frameOut, m *Msg, 
 	if m.seq == 0 {
 		p.setSeq(m, p.nextSeq)
 		p.nextSeq++
+		p.goesOut(m)
 	}
 	// Refusals cost nothing. Were they to wait for credits, two nodes that refuse each
 	// other could both be waiting for the other's.
