@@ -19,7 +19,7 @@ func (c *Conn) Cancel(now time.Duration, s *Sender, why Why) (cancelled, begun i
 		case inSent:
 			// A part of the message may be on the wire, and the framing has to stay whole: the
 			// message is sent to its end and has its true outcome.
-			begun += m.cancel()
+			begun += c.slots[m.slot].cancel(m)
 			c.orphan(now, m, why)
 		case inRetrans:
 			c.orphan(now, m, why)
@@ -41,11 +41,14 @@ func (c *Conn) Cancel(now time.Duration, s *Sender, why Why) (cancelled, begun i
 }
 
 // cancel marks m as not to be sent again and says of how many datagrams.
-func (m *Msg) cancel() int {
+func (p *Lane) cancel(m *Msg) int {
 	if m.Kind != MsgData {
 		return 0
 	}
-	m.cancelled = true
+	if !m.cancelled {
+		m.cancelled = true
+		p.cancelled++
+	}
 	return m.Datagrams()
 }
 
@@ -68,7 +71,7 @@ func (c *Conn) cancelSent(now time.Duration, m *Msg, drop *list) (begun int) {
 	}
 	// The next handshake of an rdsd says whether the message has arrived. If none comes in
 	// time the outcome is unknown.
-	if begun = m.cancel(); begun > 0 && p.sweepAt == Never {
+	if begun = p.cancel(m); begun > 0 && p.sweepAt == Never {
 		p.sweepAt = now + c.cfg.DeadAfter
 		c.rearm(p.sweepAt)
 	}
@@ -156,9 +159,10 @@ func (c *Conn) unqueue(now time.Duration, m *Msg) {
 // Abandon completes everything of the connection as the node ends: as Cancelled what never
 // left, as Unknown what did.
 func (c *Conn) Abandon(why Why) {
-	end := func(o Outcome) func(m *Msg) bool {
+	end := func(p *Lane, o Outcome) func(m *Msg) bool {
 		return func(m *Msg) bool {
 			if m.Owner == nil {
+				p.refuses.remove(m)
 				c.com.FreeMsg(m)
 			} else {
 				c.done(nil, m, o, why)
@@ -167,11 +171,11 @@ func (c *Conn) Abandon(why Why) {
 		}
 	}
 	c.gather()
-	c.pending.each(end(Cancelled))
+	c.pending.each(end(nil, Cancelled))
 	c.EachLane(func(p *Lane) {
-		p.control.each(end(Cancelled))
-		p.retrans.each(end(Unknown))
-		p.unacked.each(end(Unknown))
+		p.control.each(end(p, Cancelled))
+		p.retrans.each(end(p, Unknown))
+		p.unacked.each(end(p, Unknown))
 		// Messages that are being written end in Wrote.
 		p.forget = why
 		if !p.writing {

@@ -107,9 +107,13 @@ func (c *Conn) done(p *Lane, m *Msg, o Outcome, why Why) {
 	if m.Owner == nil {
 		if m.Kind == MsgRefuse {
 			p.refusals -= wire.Refusals(m.Payload)
+			p.refuses.remove(m)
 		}
 		c.com.FreeMsg(m)
 		return
+	}
+	if m.cancelled {
+		c.slots[m.slot].cancelled--
 	}
 	f := c.flow(m.SPort)
 	// The message may still arrive, after one that is sent on another lane now.

@@ -342,6 +342,9 @@ func (p *Lane) settleCancelled(now time.Duration, payload []byte) {
 	if len(payload) == receivedLen {
 		p.through = binary.BigEndian.Uint64(payload)
 	}
+	if p.cancelled == 0 {
+		return
+	}
 	p.retrans.each(func(m *Msg) bool {
 		if m.cancelled && (m.seq > p.through || len(payload) != receivedLen) {
 			p.settled(now, m)
@@ -452,6 +455,7 @@ func (c *Conn) AddressLost(now time.Duration) {
 // former incarnation.
 func (c *Conn) restart(now time.Duration, keep *Lane, why Why) {
 	c.EachLane(func(p *Lane) {
+		p.refuses.clear()
 		// It is unknown whether the former incarnation received these, and sending them to the
 		// new one could deliver them twice. Messages that were never sent or certainly refused
 		// go to the new one below.

@@ -420,21 +420,16 @@ func (p *Lane) refuse(seq uint64, n int, why wire.Reason) {
 // Refusals copies the refusals the peer has not acknowledged yet to dst and
 // tells how many; when dst is full there may be more.
 func (p *Lane) Refusals(dst []wire.Refusal) (n int) {
-	// Those in messages first, in the order in which they will be acknowledged; left counts
-	// down to those that are in no message, so that long lists are not walked for nothing.
-	left := p.refusals
-	for _, l := range []*list{&p.unacked, &p.inwrite, &p.retrans, &p.control} {
-		for m := l.head; m != nil && n < len(dst) && left > len(p.refused); m = m.next {
-			if m.Kind == MsgRefuse {
-				_ = wire.ParseRefusals(m.Payload, func(r wire.Refusal) error {
-					if left--; n < len(dst) {
-						dst[n] = r
-						n++
-					}
-					return nil
-				})
+	// Those in messages first, in the order in which they will be acknowledged.
+	for m := p.refuses.head; m != nil && n < len(dst); m = m.aft {
+		p.c.com.Looked++
+		_ = wire.ParseRefusals(m.Payload, func(r wire.Refusal) error {
+			if n < len(dst) {
+				dst[n] = r
+				n++
 			}
-		}
+			return nil
+		})
 	}
 	return n + copy(dst[n:], p.refused)
 }
@@ -453,8 +448,48 @@ func (p *Lane) sendRefusals() {
 		}
 		p.refused = p.refused[n:]
 		p.control.push(m)
+		p.refuses.add(m)
 	}
 	p.refused = nil
+}
+
+// refuses chains a lane's messages of refusals (MsgRefuse), in the order in which they leave: they
+// are asked for at each read, and may stand behind all that is unacknowledged. They have no sender,
+// whose fore and aft are free for that.
+// The first has the last as its fore, so that a lane is no larger than it has to be (TestLaneSize).
+type refuses struct{ head *Msg }
+
+func (l *refuses) add(m *Msg) {
+	if l.head == nil {
+		l.head, m.fore = m, m
+		return
+	}
+	last := l.head.fore
+	last.aft, m.fore, l.head.fore = m, last, m
+}
+
+// remove takes m out when it ends, if it is not of a former life (clear).
+func (l *refuses) remove(m *Msg) {
+	if m.fore == nil {
+		return
+	}
+	switch {
+	case m == l.head:
+		if l.head = m.aft; l.head != nil {
+			l.head.fore = m.fore
+		}
+	case m.aft == nil:
+		m.fore.aft, l.head.fore = nil, m.fore
+	default:
+		m.fore.aft, m.aft.fore = m.aft, m.fore
+	}
+	m.fore, m.aft = nil, nil
+}
+
+func (l *refuses) clear() {
+	for l.head != nil {
+		l.remove(l.head)
+	}
 }
 
 // restoreRefusals is called when the link is gone: acknowledgements on the next link must
@@ -463,15 +498,10 @@ func (p *Lane) restoreRefusals() {
 	p.unsentRef = 0
 	// Acknowledgements are of one link: the refusals may have been lost with the former
 	// link, and the refused messages would count as delivered if they were acknowledged
-	// before the refusals are sent again.
-	for _, l := range []*list{&p.retrans, &p.control} {
-		for m := l.head; m != nil; m = m.next {
-			if m.Kind == MsgRefuse && (p.unsentRef == 0 || m.Tag < p.unsentRef) {
-				p.unsentRef = m.Tag
-			}
-		}
-	}
-	if len(p.refused) > 0 && (p.unsentRef == 0 || p.refused[0].Seq < p.unsentRef) {
+	// before the refusals are sent again. The first message has the lowest, as in nextRefusal.
+	if m := p.refuses.head; m != nil {
+		p.unsentRef = m.Tag
+	} else if len(p.refused) > 0 {
 		p.unsentRef = p.refused[0].Seq
 	}
 }

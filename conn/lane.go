@@ -182,6 +182,8 @@ type Lane struct {
 	// Cancelled messages, and those of closed sockets (cancel.go; docs/protocol.md,
 	// "Cancelling").
 
+	// cancelled counts those that were sent, are cancelled and have no outcome yet.
+	cancelled int32
 	// sweepAt is when cancelled messages in retrans are given up as unknown, unless a link
 	// tells their outcome before.
 	sweepAt time.Duration
@@ -208,6 +210,7 @@ type Lane struct {
 	// refused sequence whose refusal has not left on this link, 0: none.
 	refused   []wire.Refusal
 	unsentRef uint64
+	refuses   refuses // the messages that are not acknowledged
 	// refusals counts those in refused and in messages that are not acknowledged; they
 	// are memory, and refusalsMost bounds them.
 	refusals int
@@ -543,7 +546,9 @@ func (p *Lane) takeBack(now time.Duration) {
 	// The messages that this link has sent again stood before those it had not come to yet.
 	p.retrans.front(&p.unacked)
 	p.restoreRefusals()
-	if p.c.kind.kernel() {
+	switch {
+	case p.cancelled == 0:
+	case p.c.kind.kernel():
 		// The peer cannot say which messages it has: cancelled ones stay undecided.
 		p.retrans.each(func(m *Msg) bool {
 			if m.cancelled {
@@ -552,19 +557,10 @@ func (p *Lane) takeBack(now time.Duration) {
 			}
 			return false
 		})
-	} else if p.anyCancelled() {
+	default:
 		p.sweepAt = now + p.c.cfg.DeadAfter
 		p.c.rearm(p.sweepAt)
 	}
-}
-
-func (p *Lane) anyCancelled() bool {
-	for m := p.retrans.head; m != nil; m = m.next {
-		if m.cancelled {
-			return true
-		}
-	}
-	return false
 }
 
 // dropControl throws away control messages that belong to one link only.

@@ -164,6 +164,49 @@ func muchOut(t *testing.T, n int) (*world, *Lane) {
 	return w, p
 }
 
+// TestRefusalsBehindMuch: at each read the refusals that are not acknowledged are asked for. What is
+// out before them is not looked through for that, nor when the link is lost.
+func TestRefusalsBehindMuch(t *testing.T) {
+	const out = 10000
+	w, p := muchOut(t, out)
+	w.verdict[6000] = NoPort
+	if err := w.recvOne(p, "data 5000>6000 seq=2 len=10 csum ack=1"); err != nil {
+		t.Fatal(err)
+	}
+	p.ReceivedAll(w.now, p.attempt)
+	w.settle()
+	dst := make([]wire.Refusal, 64)
+	ask := func(when string) {
+		t.Helper()
+		before := w.com.Looked
+		if n := p.Refusals(dst); n != 1 || dst[0] != (wire.Refusal{Seq: 2, Reason: wire.ReasonNoPort}) {
+			t.Errorf("%s: %d refusals, %v", when, n, dst[:n])
+		}
+		if looked := w.com.Looked - before; looked > 1 {
+			t.Errorf("%s: %d messages were looked at for one refusal", when, looked)
+		}
+		w.check()
+	}
+	ask("unacknowledged")
+	w.step(strings.Fields("lost 0"))
+	if p.unsentRef != 2 {
+		t.Errorf("sequence %d is the first whose refusal is to be sent again", p.unsentRef)
+	}
+	ask("link lost")
+	for _, s := range []string{"accept 40000", "recv 0 probe seq=1 npaths=1 hello=77/1/20", "recv 0 answer received=0 npaths=1 hello=77/1/20"} {
+		w.step(strings.Fields(s))
+		w.settle()
+	}
+	ask("sent again")
+	if err := w.recvOne(p, fmt.Sprintf("ack ack=%d csum", p.nextSeq-1)); err != nil {
+		t.Fatal(err)
+	}
+	if n := p.Refusals(dst); n != 0 || p.refuses != (refuses{}) {
+		t.Errorf("%d refusals are left, chain %+v", n, p.refuses)
+	}
+	w.check()
+}
+
 // refuser refuses messages of p as its peer, a control message for each call.
 func refuser(w *world, p *Lane) func(refused ...uint64) error {
 	seq := uint64(2)

@@ -154,13 +154,22 @@ func (w *world) checkLists(p *Lane) {
 // that nothing from the first one on that has not left is acknowledged.
 func (w *world) checkRefusals(p *Lane) {
 	n, pongs, tells, unsent := len(p.refused), uint8(0), uint8(0), uint64(0)
-	for _, l := range []*list{&p.retrans, &p.control, &p.unacked, &p.inwrite} {
+	next, cancelled := p.refuses.head, int32(0)
+	for _, l := range []*list{&p.unacked, &p.inwrite, &p.retrans, &p.control} {
 		for m := l.head; m != nil; m = m.next {
+			if m.cancelled {
+				cancelled++
+			}
 			switch m.Kind {
 			case MsgRefuse:
 				if l == &p.inwrite && p.forget != WhyNone {
 					continue // of a former life
 				}
+				if m != next {
+					w.t.Errorf("%v: a message of refusals is not where it is in the chain", p)
+					return
+				}
+				next = next.aft
 				n += wire.Refusals(m.Payload)
 				if (l == &p.retrans || l == &p.control) && (unsent == 0 || m.Tag < unsent) {
 					unsent = m.Tag
@@ -176,6 +185,9 @@ func (w *world) checkRefusals(p *Lane) {
 	}
 	if len(p.refused) > 0 && (unsent == 0 || p.refused[0].Seq < unsent) {
 		unsent = p.refused[0].Seq
+	}
+	if next != nil || cancelled != p.cancelled {
+		w.t.Errorf("%v: more messages of refusals are in the chain than there are (%v), or %d cancelled are counted, not %d", p, next != nil, p.cancelled, cancelled)
 	}
 	if n != p.refusals || pongs != p.pongs || tells != p.tells {
 		w.t.Errorf("%v: %d refusals, %d pongs and %d messages of Tell are counted, and %d, %d and %d are there", p, p.refusals, p.pongs, p.tells, n, pongs, tells)

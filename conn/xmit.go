@@ -494,6 +494,7 @@ func (p *Lane) Wrote(now time.Duration) bool {
 		p.forget = WhyNone
 		p.inwrite.each(func(m *Msg) bool {
 			if m.Owner == nil {
+				p.refuses.remove(m)
 				p.c.com.FreeMsg(m)
 			} else {
 				p.c.done(p, m, Unknown, why)
