@@ -193,7 +193,7 @@ type CongestedPort struct {
 	Endpoint netip.AddrPort
 	Local    bool
 	Since    time.Duration // when it became congested
-	Blocked  uint64        // sends refused or made to wait since
+	Blocked  uint64        // sends refused or made to wait since, of sockets of which one is there
 	Waiting  int           // sockets of this node that wait for it
 	Socket   *Socket       // local: whose it is
 	Reader   *wire.Reader  // a port of another node: its daemon's answer (AskReaders), nil without one

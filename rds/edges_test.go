@@ -267,19 +267,7 @@ func TestBlockedGoesOnConnecting(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// dials fails what is tried within 20 s, and counts it.
-	dials := func() (n int) {
-		for end := now + 20*time.Second; now < end; {
-			for _, a := range takeActions(e, nil) {
-				if a.Kind == conn.ActDial {
-					n++
-					a.Lane.DialFailed(now, a.Attempt, errors.New("nobody is there"))
-				}
-			}
-			now = ticks(e, now, time.Second)
-		}
-		return n
-	}
+	dials := func() int { return failingDials(e, &now) }
 	pe.CongestionMap(now, mapOf(func(p int) bool { return p == 4000 || p == 4001 }))
 	pe.block(now, 4000)
 	pe.block(now, 4001)
@@ -294,5 +282,71 @@ func TestBlockedGoesOnConnecting(t *testing.T) {
 	dials() // the one that is due already
 	if n := dials(); n != 0 {
 		t.Errorf("%d attempts to connect, and nobody waits", n)
+	}
+}
+
+// failingDials fails what is tried within 20 s, and counts it.
+func failingDials(e *Engine, now *time.Duration) (n int) {
+	for end := *now + 20*time.Second; *now < end; {
+		for _, a := range takeActions(e, nil) {
+			if a.Kind == conn.ActDial {
+				n++
+				a.Lane.DialFailed(*now, a.Attempt, errors.New("nobody is there"))
+			}
+		}
+		*now = ticks(e, *now, time.Second)
+	}
+	return n
+}
+
+// TestBlockedEndsWithItsSockets: when whoever was refused, or waited, has gone, a peer that went while
+// its port was congested is not connected to any more, and may make room for others.
+func TestBlockedEndsWithItsSockets(t *testing.T) {
+	e, now := lone(t, nil)
+	dst := netip.MustParseAddrPort("10.0.0.9:4000")
+	pe, err := e.Peer(dst.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	pe.CongestionMap(now, mapOf(func(p int) bool { return p == 4000 || p == 4001 }))
+	var l []*Socket
+	for range 3 {
+		s, err := e.Bind(0, SocketOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l = append(l, s)
+	}
+	payload := make([]byte, 10)
+	if err := l[0].Send(now, dst, payload, 1, Quiet); err != rdserr.ErrCongested {
+		t.Fatal(err)
+	}
+	if _, err := l[1].SendWait(now, dst, payload, 1, Quiet, now+time.Second, nil); err != nil {
+		t.Fatal(err)
+	}
+	d, err := l[2].Open(netip.AddrPortFrom(dst.Addr(), 4001), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l[2].SendWait(now, d.Addr(), payload, 1, Quiet, now+time.Second, nil); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range l {
+		if n := failingDials(e, &now); n < 3 {
+			t.Errorf("%d attempts to connect, and a socket was refused", n)
+		}
+		e.holds(t)
+		s.Close(now)
+		e.End()
+	}
+	failingDials(e, &now) // the one that is due already
+	if n := failingDials(e, &now); n != 0 {
+		t.Errorf("%d attempts to connect, and nobody waits", n)
+	}
+	if e.holds(t); len(pe.ports) != 0 || pe.blockedPorts != 0 {
+		t.Errorf("%d ports are remembered, %d counted", len(pe.ports), pe.blockedPorts)
+	}
+	if !e.Evict(now) {
+		t.Error("the peer makes no room")
 	}
 }

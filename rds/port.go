@@ -73,7 +73,10 @@ func (pe *Peer) portOf(now time.Duration, port uint16) *peerPort {
 
 // tidy forgets the entry of a port that no longer concerns a socket here.
 func (pe *Peer) tidy(port uint16) {
-	if pp := pe.ports[port]; pp != nil && pp.concerned() == 1 && pp.blocked == 0 && !pp.late {
+	if pp := pe.ports[port]; pp != nil && pp.concerned() == 1 && !pp.late {
+		// Whoever was refused has gone. A peer that went while its port was congested would be
+		// kept, and connected to, for ever.
+		pe.unblock(pp)
 		delete(pe.ports, port)
 		pe.ports = fit(pe.ports, &pe.portsMost)
 	}
@@ -202,11 +205,7 @@ func (pe *Peer) tell(now time.Duration, pp *peerPort) {
 	// the others were never told that it was not.
 	if !on {
 		e.cleared = append(e.cleared, clearedPort{pe, pp.port})
-		if pp.blocked > 0 {
-			pp.blocked = 0
-			pe.blockedPorts--
-			pe.noteBlocked()
-		}
+		pe.unblock(pp)
 	}
 	if on == pp.told {
 		return
@@ -245,6 +244,15 @@ func (s *Socket) portNews(f *flow, on bool) {
 		s.freed = allGroups // look at every destination again
 	}
 	s.news(EvCongestion)
+}
+
+// unblock forgets the sends that were refused or had to wait.
+func (pe *Peer) unblock(pp *peerPort) {
+	if pp.blocked > 0 {
+		pp.blocked = 0
+		pe.blockedPorts--
+		pe.noteBlocked()
+	}
 }
 
 // noteBlocked tells the connection whether a port of the peer stops somebody.

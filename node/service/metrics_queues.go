@@ -48,7 +48,7 @@ func newQueueCollector(read func(*datagram.Figures), g *guard.Guard) *queueColle
 		portAge:      d("congested_port_age_seconds", "For how long the port has been congested.", port...),
 		portQueued:   d("congested_port_queued_bytes", "Unread payload in the receive queue of the port; of a peer's port where its daemon said so.", port...),
 		portWaiting:  d("congested_port_waiting_sockets", "Sockets of this node that wait to send to the port.", port...),
-		portBlocked:  d("congested_port_blocked_sends", "Sends of this node refused or made to wait since the port became congested.", port...),
+		portBlocked:  d("congested_port_blocked_sends", "Sends of this node refused or made to wait since the port became congested; 0 when the sockets they were of have gone.", port...),
 		portReader:   d("congested_port_reader", "Always 1; the labels say who should read the port.", append(slices.Clone(port), "uid", "pid")...),
 		portFilled:   d("congested_port_filled_bytes", "Unread payload of one sender in the receive queue of the port, of those with most; source others: the rest.", append(slices.Clone(port), "source")...),
 
