@@ -407,19 +407,27 @@ func TestServerEdges(t *testing.T) {
 	}
 }
 
-// TestAsManyFences: so many may wait, and no more.
+// TestAsManyFences: so many may wait, and no more; one that is asked for again is no other.
 func TestAsManyFences(t *testing.T) {
 	f, _, _ := atStore(t, smallServer)
 	q, _ := f.up(someone{session: 1, path: 2, attempt: 1, addr: 2, name: "a", late: true})
 	m := rtrswire.Fence{Type: rtrswire.FenceType, Attempt: 1}
 	m.Path[0] = 1
-	for i := range maxFences {
-		if err := q.Received(f.now, 0, m.Append(nil), 0, false); err != nil {
-			t.Fatalf("fence %d: %v", i, err)
+	most := 4 * f.s.cfg.MaxPaths
+	for i := range most {
+		m.Attempt = uint16(1 + i)
+		for range 2 {
+			if err := q.Received(f.now, 0, m.Append(nil), 0, false); err != nil {
+				t.Fatalf("fence %d: %v", i, err)
+			}
 		}
 	}
+	if n := f.s.waiting(); n != most {
+		t.Errorf("%d fences wait; want %d", n, most)
+	}
+	m.Attempt++
 	if err := q.Received(f.now, 0, m.Append(nil), 0, false); err == nil || q.State() != Closing {
-		t.Errorf("%d fences wait: %v, the path is %v", maxFences+1, err, q.State())
+		t.Errorf("%d fences wait: %v, the path is %v", most+1, err, q.State())
 	}
 }
 

@@ -476,3 +476,11 @@ func wantErr(t testing.TB, err, want error) {
 		t.Fatalf("got %v, want %v", err, want)
 	}
 }
+
+// waiting is how many fences wait.
+func (s *Server) waiting() (n int) {
+	for _, e := range s.sessions {
+		n += len(e.fences)
+	}
+	return n
+}

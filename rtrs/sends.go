@@ -1,6 +1,10 @@
 package rtrs
 
-import "fmt"
+import (
+	"fmt"
+
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
+)
 
 // sends counts what is posted on a connection. A link keeps all that is posted until its peer
 // takes it, and a peer decides how often it is answered: a heartbeat costs it 32 bytes, and the
@@ -33,7 +37,7 @@ func (c *sends) wasSent(n int) (ack bool) {
 
 // maxOwn is how many messages of the protocol's own may wait beside a request, its data and its
 // answers for each chunk: as many fences as may be asked for, and the rest.
-const maxOwn = maxFences + spareOps
+const maxOwn = 4*rtrswire.MaxPaths + spareOps
 
 // taken returns an error for a peer that goes on asking and does not take what it is sent: more
 // waits than the answers to as many requests as there are chunks.

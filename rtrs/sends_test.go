@@ -139,22 +139,25 @@ func TestFencingLooks(t *testing.T) {
 	m := rtrswire.Fence{Type: rtrswire.FenceType, Attempt: 1}
 	m.Path[0] = 1
 	for i := range 3 {
+		m.Attempt = uint16(1 + i)
 		g.s.busy++
 		err := q.Received(g.now, 0, m.Append(nil), 0, false)
 		looks := g.s.pathEnded
 		g.s.busy--
 		g.s.Tick(g.now) // what the first has ended is looked at
-		if err != nil || looks != (i == 0) || len(g.s.fences) != i+1 {
-			t.Errorf("fence %d: a look %v, %d wait, %v", i, looks, len(g.s.fences), err)
+		if err != nil || looks != (i == 0) || g.s.waiting() != i+1 {
+			t.Errorf("fence %d: a look %v, %d wait, %v", i, looks, g.s.waiting(), err)
 		}
 	}
 	// Those of all paths of a session count together.
 	r, _ := g.up(someone{session: 1, path: 3, attempt: 1, addr: 2, name: "a", late: true})
-	for i := range maxFences - 3 {
+	for i := range 4*g.s.cfg.MaxPaths - 3 {
+		m.Attempt++
 		if err := r.Received(g.now, 0, m.Append(nil), 0, false); err != nil {
 			t.Fatalf("fence %d of another path: %v", i, err)
 		}
 	}
+	m.Attempt++
 	wantErr(t, q.Received(g.now, 0, m.Append(nil), 0, false), ErrProtocol)
 }
 

@@ -21,11 +21,11 @@ type Server struct {
 	late   lateness
 	busy   int // depth of calls
 
-	paths    []*ServerPath    // in the order they came, until nothing of them can happen any more
-	sessions []*ServerSession // those that are down and not empty yet included
-	// fences wait for the end of the attempts they are about. pathEnded says that one has
-	// ended since resumeWaiting looked at them, and at the paths that are Fencing.
-	fences     []pendingFence
+	paths    []*ServerPath          // in the order they came, until nothing of them can happen any more
+	sessions []*ServerSession       // those that are down and not empty yet included
+	of       map[uuid][]*ServerPath // the same paths by their session's number
+	// pathEnded says that a path has ended since resumeWaiting looked at the fences that wait
+	// for that, and at the paths that are Fencing.
 	pathEnded  bool
 	generation uint32 // of the last session
 	keep       int    // keepTouched, but for tests
@@ -67,7 +67,7 @@ func NewServer(cfg ServerConfig, env ServerEnv, generation uint32, now time.Dura
 	if err != nil {
 		return nil, err
 	}
-	return &Server{cfg: cfg, chunks: chunks, env: env, now: now, due: Never, generation: generation, keep: keepTouched}, nil
+	return &Server{cfg: cfg, chunks: chunks, env: env, now: now, due: Never, generation: generation, keep: keepTouched, of: map[uuid][]*ServerPath{}}, nil
 }
 
 func (s *Server) enter(now time.Duration) {
@@ -225,6 +225,7 @@ func (s *Server) admit(c *ServerCon, r *rtrswire.ConnReq, fences bool, local, re
 	p.at = s.now + p.patience()
 	p.add(c)
 	s.paths = append(s.paths, p)
+	s.of[p.session] = append(s.of[p.session], p)
 	s.arm(p.at)
 	return 0, nil
 }

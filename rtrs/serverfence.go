@@ -17,7 +17,7 @@ type pendingFence struct {
 // maxFences bounds the fences of a session that may wait: a client has one epoch for each of
 // its paths, and some more if those are connected again meanwhile. Each end of a path is a look
 // at all that wait.
-const maxFences = 4 * rtrswire.MaxPaths
+func (s *Server) maxFences() int { return 4 * s.cfg.MaxPaths }
 
 // fence ends, for the client, what is left of a path's earlier attempts.
 func (p *ServerPath) fence(f rtrswire.Fence) error {
@@ -25,17 +25,15 @@ func (p *ServerPath) fence(f rtrswire.Fence) error {
 	if f.Path == p.uuid && int16(f.Attempt-p.attempt) >= 0 {
 		return fmt.Errorf("%w: a fence of the path it came on", ErrProtocol)
 	}
-	n := 0
-	for _, w := range p.s.fences {
-		if w.via.ses == p.ses {
-			n++
-		}
+	e, w := p.ses, pendingFence{p, f}
+	if slices.Contains(e.fences, w) {
+		return nil // it is answered with the first
 	}
 	// Each takes memory while it waits; a client has no use for more.
-	if n >= maxFences {
+	if n := len(e.fences); n >= p.s.maxFences() {
 		return fmt.Errorf("%w: %d fences wait", ErrProtocol, n)
 	}
-	for _, q := range p.s.paths {
+	for _, q := range p.s.of[p.session] {
 		// The links are closed first, so that nothing more of those attempts arrives; then the
 		// requests at the store end (resumeWaiting).
 		if covers(q, p, &f) && q.state < Closing {
@@ -44,13 +42,14 @@ func (p *ServerPath) fence(f rtrswire.Fence) error {
 	}
 	// The others wait for what they waited for, and are not looked at: a client sends as many
 	// as it likes.
-	if w := (pendingFence{p, f}); !p.s.answerFence(w) {
-		p.s.fences = append(p.s.fences, w)
+	if !p.s.answerFence(w) {
+		e.fences = append(e.fences, w)
 	}
 	return nil
 }
 
-// covers reports whether q is one of the paths that f, which came on p, is about.
+// covers reports whether q, of the session of p, is one of the paths that f, which came on p,
+// is about.
 func covers(q, p *ServerPath, f *rtrswire.Fence) bool {
 	return q.session == p.session && q.uuid == f.Path && int16(f.Attempt-q.attempt) >= 0
 }
@@ -58,7 +57,9 @@ func covers(q, p *ServerPath, f *rtrswire.Fence) bool {
 // resumeWaiting answers fences and lets in paths that waited for others to end.
 func (s *Server) resumeWaiting() {
 	s.pathEnded = false
-	s.fences = slices.DeleteFunc(s.fences, s.answerFence)
+	for _, e := range s.sessions {
+		e.fences = slices.DeleteFunc(e.fences, s.answerFence)
+	}
 	for _, p := range s.paths {
 		if p.state == Fencing {
 			s.letIn(p)
@@ -73,7 +74,7 @@ func (s *Server) answerFence(w pendingFence) bool {
 	if w.via.state != Connected {
 		return true
 	}
-	for _, q := range s.paths {
+	for _, q := range s.of[w.via.session] {
 		// Something of it may still happen: links that are not closed, or requests at the store.
 		if covers(q, w.via, &w.what) {
 			return false

@@ -79,7 +79,7 @@ func TestServerFence(t *testing.T) {
 	}
 	q.Lost(0, 0, rdserr.ErrReset)
 	p.Gone(0)
-	if len(f.take()) != 0 || len(f.s.fences) != 0 {
+	if len(f.take()) != 0 || f.s.waiting() != 0 {
 		t.Fatal("answered on a path that is lost")
 	}
 }

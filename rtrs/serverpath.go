@@ -214,6 +214,9 @@ func (p *ServerPath) gone() {
 	s := p.s
 	p.setState(Dead)
 	s.paths = without(s.paths, p)
+	if s.of[p.session] = without(s.of[p.session], p); len(s.of[p.session]) == 0 {
+		delete(s.of, p.session)
+	}
 	if p.ses != nil {
 		p.ses.paths = without(p.ses.paths, p)
 		p.ses.free()

@@ -29,6 +29,8 @@ type ServerSession struct {
 	up    int
 	down  bool
 
+	fences []pendingFence // came on its paths, and wait for the end of the attempts they are about
+
 	// Chunks, and the requests in them: at most one in each.
 	//
 	// Invariant: active is how many chunks have a request, and touched the sum of the bytes

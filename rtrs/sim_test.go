@@ -307,7 +307,7 @@ func (s *sim) final() {
 			}
 		}
 	}
-	if t := s.srv.s.Stats(); t.Inflight != 0 || t.Sessions != len(s.clients) || t.Paths != len(s.clients)*len(s.wires) || len(s.srv.s.fences) != 0 {
+	if t := s.srv.s.Stats(); t.Inflight != 0 || t.Sessions != len(s.clients) || t.Paths != len(s.clients)*len(s.wires) || s.srv.s.waiting() != 0 || len(s.srv.s.of) != len(s.clients) {
 		s.fail("the server is left with %+v", t)
 	}
 	for _, e := range s.srv.s.sessions {
