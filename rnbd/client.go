@@ -111,6 +111,7 @@ type Client struct {
 	up         bool
 	introduced bool
 	resumed    bool
+	resumeAt   time.Duration     // it is resumed then without those that are not answered
 	generation uint              // counts Up
 	features   rnbdwire.Features // additions that the server has shown, 0 before it is introduced
 	hello      admin             // SESS_INFO
@@ -261,6 +262,8 @@ func (c *Client) Tick(now time.Duration) (next time.Duration) {
 	for _, v := range slices.Clone(c.volumes) {
 		v.tick(now)
 	}
+	c.tryResume(now)
+	c.restart(now)
 	return c.Next()
 }
 
@@ -269,6 +272,9 @@ func (c *Client) Next() time.Duration {
 	next := Never
 	if c.sessInfoAt != 0 {
 		next = c.sessInfoAt
+	}
+	if c.introduced && !c.resumed {
+		next = min(next, c.resumeAt)
 	}
 	for _, v := range c.volumes {
 		next = min(next, v.next())
@@ -315,7 +321,7 @@ func (c *Client) sessInfoAnswered(now time.Duration, err error) {
 			err = rdserr.With(rdserr.ErrProtocol, "the server speaks RNBD of version 0")
 		}
 	}
-	c.introduced = true
+	c.introduced, c.resumeAt = true, now+c.cfg.RetryEvery
 	if err == nil {
 		c.features = rnbdwire.ParseFeatures(rsp)
 	}
@@ -337,8 +343,9 @@ func answeredBy(err error) bool {
 }
 
 // tryResume lets requests run once every volume that was open has been asked for in this
-// generation of the session. The numbers of devices may have changed: requests that wait
-// get the new one, or are taken back where there is none.
+// generation of the session, or has had RetryEvery to be: a store whose file system stands
+// still keeps nobody from the others. The numbers of devices may have changed: requests that
+// wait get the new one, or are taken back where there is none.
 func (c *Client) tryResume(now time.Duration) {
 	if !c.introduced || c.resumed {
 		return
@@ -346,7 +353,7 @@ func (c *Client) tryResume(now time.Duration) {
 	for _, v := range c.volumes {
 		// Requests of this volume name a device number of the former generation, which may be
 		// another volume's now.
-		if v.state == Closed && v.failed == nil && v.openAnsweredIn != c.generation {
+		if now < c.resumeAt && v.state == Closed && v.failed == nil && v.openAnsweredIn != c.generation {
 			return
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/rdserr"
@@ -41,6 +42,48 @@ func TestResumesTogether(t *testing.T) {
 	wantState(t, "the slow one, opened", slow, Open)
 	if !e.resumed || !*done {
 		t.Errorf("afterwards: resumed %v, done %v", e.resumed, *done)
+	}
+}
+
+// TestResumesWithoutOneThatStandsStill: where the server does not come to an end with opening a
+// volume, the others of the session do not wait for it for long, and its requests go nowhere
+// until it has.
+func TestResumesWithoutOneThatStandsStill(t *testing.T) {
+	dir := t.TempDir()
+	writeFile(t, dir+"/slow", 1<<20)
+	w := newWorld(t, ServerConfig{})
+	w.root(&Root{Path: dir})
+	w.mem("quick", 1<<20)
+	e := w.client("c")
+	quick, slow := e.mustMap("quick", rw), e.mustMap("slow", rw)
+	e.cut()
+	w.run()
+	waits := e.submit(slow, &blk.Request{Op: blk.OpWrite, Len: 4096, Buf: bytes.Repeat([]byte{2}, 4096)})
+	done := e.submit(quick, &blk.Request{Op: blk.OpWrite, Len: 4096, Buf: bytes.Repeat([]byte{1}, 4096)})
+	w.holdOpen = true
+	e.connect()
+	w.tick(e.c.cfg.RetryEvery - 1)
+	if e.resumed || *done {
+		t.Fatalf("before its time: resumed %v, done %v", e.resumed, *done)
+	}
+	if next := e.c.Next(); next > w.now+1 {
+		t.Errorf("it is to be called in %v", next-w.now)
+	}
+	w.tick(2 * time.Millisecond)
+	if !e.resumed || !*done || *waits {
+		t.Fatalf("resumed %v, done %v; the other's done %v", e.resumed, *done, *waits)
+	}
+	later := e.submit(slow, &blk.Request{Op: blk.OpWrite, Off: 4096, Len: 4096, Buf: bytes.Repeat([]byte{3}, 4096)})
+	w.tick(time.Second)
+	wantState(t, "the slow one", slow, Closed)
+	if sent, held := slow.Inflight(); sent != 0 || held != 2 || *later {
+		t.Errorf("of the slow one %d are sent, %d held", sent, held)
+	}
+	w.holdOpen = false
+	w.run()
+	wantState(t, "the slow one, opened", slow, Open)
+	if b, err := e.read(slow, 0, 4096); !*waits || !*later || b != 2 || err != nil {
+		t.Errorf("afterwards: done %v, %v; %d, %v", *waits, *later, b, err)
 	}
 }
 
