@@ -214,9 +214,10 @@ func (c *Client) each(n int, f func(r *Req)) {
 	}
 }
 
-// Cancel ends r with err. It returns false if r is being sent and cannot be cancelled.
+// Cancel ends r with err, one that was sent on a path that is given up when the links of that
+// are closed. It returns false if r is being sent and cannot be cancelled.
 func (c *Client) Cancel(now time.Duration, r *Req, err error) bool {
-	if r.at != queued && r.at != stranded {
+	if r.at != queued && r.at != stranded && (r.at != inFlight || r.path.state != Closing) {
 		return false
 	}
 	c.enter(now)

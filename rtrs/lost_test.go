@@ -1,8 +1,11 @@
 package rtrs
 
 import (
+	"syscall"
 	"testing"
 	"time"
+
+	"github.com/rdsd/rdsd/transport"
 )
 
 // TestLossIsToldByNumber: requests that are given up are one event with their number,
@@ -33,5 +36,41 @@ func TestPausesOfOneLength(t *testing.T) {
 		if _, err := (ClientConfig{Name: "a", ReconnectMin: c.min, ReconnectMax: c.max}).withDefaults(); (err == nil) != c.ok {
 			t.Errorf("from %v to %v: %v", c.min, c.max, err)
 		}
+	}
+}
+
+// TestCancelOnAPathThatIsGivenUp: what was in flight there is not sent again. It ends when
+// the links are closed, as its memory may be in use until then.
+func TestCancelOnAPathThatIsGivenUp(t *testing.T) {
+	f := newFakeClient(t, ClientConfig{})
+	p := f.add(1)
+	f.connect(p, fourChunks, ours, 7)
+	q := f.add(2)
+	f.connect(q, fourChunks, ours, 7)
+	f.take()
+	r := f.submit(Write, make([]byte, 512))
+	lost := one(t, f.take()).path.(*ClientPath)
+	if f.c.Cancel(f.now, r, syscall.ENODEV) {
+		t.Fatal("cancelled in flight")
+	}
+	lost.Lost(f.now, 0, syscall.ECONNRESET)
+	if !f.c.Cancel(f.now, r, syscall.ENODEV) || len(f.done) != 0 {
+		t.Fatalf("on a path that is given up: %d are done", len(f.done))
+	}
+	f.c.Cancel(f.now, r, syscall.EIO) // the first counts
+	lost.Gone(f.now)
+	if one(t, f.done) != r || r.Err != syscall.ENODEV {
+		t.Fatalf("afterwards: %v", r.Err)
+	}
+	for _, o := range f.take() { // the fence
+		if o.op.Kind == transport.OpWriteImm {
+			t.Error("it was sent again")
+		}
+	}
+	if f.c.ghosts != 1 { // it may still happen
+		t.Errorf("%d ghosts", f.c.ghosts)
+	}
+	if what := f.c.broken(); what != "" {
+		t.Error(what)
 	}
 }
