@@ -187,8 +187,10 @@ func (h *Host) Close(ctx context.Context) error {
 	}
 
 	var err error
-	if h.started { // else what an earlier Host has left stays as it is
+	if h.started {
 		err = h.save()
+	} else { // what an earlier Host has left stays as it is
+		h.saver.abandon()
 	}
 	all := &group{m: h.machine}
 	for _, m := range mappings {
