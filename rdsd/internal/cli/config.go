@@ -45,12 +45,13 @@ func (a *app) configShowCmd() *cobra.Command {
 		Long: `Print the configuration that 'rdsd serve' would have with the same file, variables
 and flags, as a file that loads again. --origin says on each line where its value
 came from: default, a line of the file, a variable, a flag. --running asks the daemon for the one it
-has, reloads taken in, always with the origins. No key of it is a secret.`,
+has, reloads taken in, always with the origins; --from prints that of the daemon whose
+archive it is. No key of it is a secret.`,
 		Example: `  rdsd config show
   rdsd config show --origin --config /etc/rdsd/rdsd.toml
   rdsd config show --running`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if running {
+			if running || a.from != "" { // an archive has that of its daemon
 				return a.read(cmd.Context(), func(ctx context.Context, c source) error {
 					text, err := c.Config(ctx)
 					if err == nil {

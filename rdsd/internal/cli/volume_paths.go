@@ -25,6 +25,9 @@ path to a kernel's server went to another one, which that server cannot be asked
 make safe (docs/volumes.md). 'sessions policy' changes how requests choose among
 paths, 'sessions set' the rest.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if reset && a.from != "" {
+				return errResetArchive
+			}
 			err := a.read(cmd.Context(), func(ctx context.Context, c source) error {
 				all, err := c.VolumeSessions(ctx)
 				if err != nil {
@@ -52,6 +55,8 @@ paths, 'sessions set' the rest.`,
 	cmd.AddCommand(a.volumePolicyCmd(), a.volumeSetSessionCmd())
 	return aList(a.reader(cmd))
 }
+
+var errResetArchive = usagef("--reset-stats is for a daemon, and --from shows what an archive has: leave one of them out")
 
 func noSession(name string) error {
 	return rdserr.With(rdserr.ErrNotFound, "there is no session %q; rdsd volume sessions shows those there are", name)
@@ -147,6 +152,9 @@ requests a path took over from others.
 while it is in use. A path is named SRC,DST; what is not needed to tell it from
 the others, the ports, or SRC, may be left out.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if reset && a.from != "" {
+				return errResetArchive
+			}
 			err := a.read(cmd.Context(), func(ctx context.Context, c source) error {
 				all, err := c.VolumePaths(ctx)
 				if err != nil {
