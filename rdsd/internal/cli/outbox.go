@@ -21,6 +21,7 @@ type outbox struct {
 
 	batch []rdsd.Datagram
 	bytes int
+	left  uint64 // that came and will not be handed over, beside those of batch
 }
 
 const (

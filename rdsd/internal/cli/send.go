@@ -1,13 +1,10 @@
 package cli
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/netip"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -38,7 +35,8 @@ func (a *app) sendCmd() *cobra.Command {
 		Use:   "send ADDR:PORT [PAYLOAD...]",
 		Short: "send datagrams to a port of a node",
 		Long: `Send datagrams to ADDR:PORT. Each PAYLOAD is one datagram; without any, the whole
-of standard input is one (--lines: each line is). --file and --size give the
+of standard input is one (--lines: each line is, and is sent when no further one is
+there). --file and --size give the
 payload instead. --count repeats it all.
 
 The command ends when every datagram has its outcome: delivered, cancelled, failed
@@ -102,53 +100,24 @@ func (o sendOptions) check(payloads []string, sized bool) error {
 	return nil
 }
 
-// payloads yields what is to be sent once, in order.
-func (a *app) payloads(args []string, o sendOptions, sized bool, yield func([]byte) error) error {
+// payloads yields what is to be sent once, in order; more: further ones are there already.
+func (a *app) payloads(ctx context.Context, args []string, o sendOptions, sized bool, yield func(p []byte, more bool) error) error {
 	if sized {
 		b := make([]byte, o.size)
 		for i := range b {
 			b[i] = "0123456789abcdef"[i%16]
 		}
-		return yield(b)
+		return yield(b, true)
 	}
 	for _, p := range args {
-		if err := yield([]byte(p)); err != nil {
+		if err := yield([]byte(p), true); err != nil {
 			return err
 		}
 	}
 	if len(args) > 0 {
 		return nil
 	}
-	in, name := a.in, "standard input"
-	if o.file != "" && o.file != "-" {
-		f, err := os.Open(o.file)
-		if err != nil {
-			return usagef("--file: %v", err)
-		}
-		defer f.Close()
-		in, name = f, o.file
-	}
-	if o.lines {
-		sc := bufio.NewScanner(in)
-		sc.Buffer(nil, maxDatagramBytes+1)
-		for sc.Scan() {
-			if err := yield([]byte(sc.Text())); err != nil {
-				return err
-			}
-		}
-		if err := sc.Err(); err != nil {
-			return usagef("%s: %v; a line is one datagram of at most %d bytes", name, err, maxDatagramBytes)
-		}
-		return nil
-	}
-	b, err := io.ReadAll(io.LimitReader(in, maxDatagramBytes+1))
-	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	if len(b) > maxDatagramBytes {
-		return usagef("%s has more than %d bytes (1 MiB), the most a datagram can have; use --lines or split it", name, maxDatagramBytes)
-	}
-	return yield(b)
+	return a.readInput(ctx, o, yield)
 }
 
 // sendReport is what --json prints at the end. The last four add up to Datagrams.
@@ -210,6 +179,7 @@ func (a *app) sendAll(ctx context.Context, out *outbox, args []string, o sendOpt
 	}
 	one := func(p []byte) error {
 		if err := limit.Wait(ctx); err != nil {
+			out.left++
 			if ctx.Err() == nil { // the next one would be due after the deadline
 				err = context.DeadlineExceeded
 			}
@@ -218,11 +188,15 @@ func (a *app) sendAll(ctx context.Context, out *outbox, args []string, o sendOpt
 		return out.add(ctx, p)
 	}
 	var kept [][]byte // what --count repeats: input can be read only once
-	err := a.payloads(args, o, sized, func(p []byte) error {
+	err := a.payloads(ctx, args, o, sized, func(p []byte, more bool) error {
 		if o.count > 1 {
 			kept = append(kept, p)
 		}
-		return one(p)
+		err := one(p)
+		if err == nil && !more {
+			err = out.flush(ctx) // nobody knows when the next one comes
+		}
+		return err
 	})
 	for n := uint64(1); n < o.count && err == nil; n++ {
 		for _, p := range kept {
@@ -234,7 +208,17 @@ func (a *app) sendAll(ctx context.Context, out *outbox, args []string, o sendOpt
 	if err == nil {
 		err = out.flush(ctx)
 	}
+	if n := out.left + uint64(len(out.batch)); n > 0 && len(args) == 0 && !sized {
+		fmt.Fprintf(a.err, "rdsd: %s read and not sent\n", wereText(n, "datagram"))
+	}
 	return err
+}
+
+func wereText(n uint64, what string) string {
+	if n == 1 {
+		return plural(n, what) + " was"
+	}
+	return plural(n, what) + " were"
 }
 
 // goodbye is how long the end of a command waits for the daemon's last words.
