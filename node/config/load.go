@@ -21,6 +21,8 @@ type LoadOptions struct {
 	// File is read when not empty; otherwise RDSD_CONFIG of Env names it;
 	// with neither there is no file.
 	File string
+	// Text is what File has; nil: it is read.
+	Text []byte
 	// Env is os.Environ() or a test's own.
 	Env []string
 	// Flags are the values of Flags(); those that were set count.
@@ -69,9 +71,12 @@ func Load(o LoadOptions) (*Config, error) {
 	}
 	var errs []error
 	if file != "" {
-		data, err := readConfigFile(file)
-		if err != nil {
-			return nil, &Error{Where: file, Problem: err.Error(), Want: "a readable TOML file"}
+		data := o.Text
+		if data == nil {
+			var err error
+			if data, err = readConfigFile(file); err != nil {
+				return nil, &Error{Where: file, Problem: err.Error(), Want: "a readable TOML file"}
+			}
 		}
 		unreadable := false
 		if errs, unreadable = c.decode(file, data); unreadable {

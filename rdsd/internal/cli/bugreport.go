@@ -20,7 +20,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rdsd/rdsd/internal/plain"
+	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdsd/internal/dial"
+	"github.com/rdsd/rdsd/rdsd/internal/doctor"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
@@ -101,7 +103,13 @@ func (a *app) writeReport(ctx context.Context, out io.Writer, now time.Time) (*r
 	if err != nil {
 		return nil, err
 	}
-	if err := w.add("doctor.json", a.doctor(nil, nil), nil); err != nil {
+	var found []doctor.Finding
+	if w.config == "" {
+		err = errors.New("there is no configuration to look for what it needs")
+	} else {
+		found, err = a.doctor(config.LoadOptions{File: "config.json", Text: []byte(w.config)}, nil, nil)
+	}
+	if err := w.add("doctor.json", found, err); err != nil {
 		return nil, err
 	}
 	if err := w.add("meta.json", w.meta, nil); err != nil {
@@ -141,8 +149,8 @@ func (w *archive) lists(ctx context.Context, c source) error {
 	if err := w.add("errors.json", log, err); err != nil {
 		return err
 	}
-	config, err := c.Config(ctx)
-	if err := w.add("config.json", map[string]string{"toml": config}, err); err != nil {
+	w.config, err = c.Config(ctx)
+	if err := w.add("config.json", map[string]string{"toml": w.config}, err); err != nil {
 		return err
 	}
 	volumes, err := c.Volumes(ctx)

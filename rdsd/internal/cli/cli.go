@@ -13,7 +13,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdsd/internal/rdstools"
 
 	"github.com/rdsd/rdsd/internal/plain"
@@ -30,8 +29,6 @@ type app struct {
 	json    bool          // --json, or -o json
 	form    string        // -o
 	from    string        // --from of the commands that read; "": a daemon
-
-	doctorLoad *config.LoadOptions // of doctor
 
 	stopSignals func() // gives SIGINT and SIGTERM their default effect back
 }

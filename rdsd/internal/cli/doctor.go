@@ -3,6 +3,7 @@ package cli
 import (
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 
@@ -24,7 +25,8 @@ func (a *app) doctorCmd() *cobra.Command {
 		Long: `Look at this machine, not at a daemon: limits, memory of the control group, room for
 state, addresses, ports, kernel modules, permissions. Each finding is ok, a note (it
 works, but not as it could), a warning or an error, with the command that mends it.
-It changes nothing. Without arguments it looks at everything:
+It changes nothing. The configuration is that of 'rdsd serve' with the same file and
+variables; where it is wrong the exit code is 78. Without arguments it looks at everything:
 
   limits  file descriptors, memory of the control group, room on disks
   net     addresses and their MTU, whether packets as large as that get to the peers
@@ -53,7 +55,11 @@ The exit code is 1 if there is an error. The daemon's own problems are in
 				}
 				addrs = append(addrs, addr.Unmap())
 			}
-			found := a.doctor(args, addrs)
+			load.Env = os.Environ()
+			found, err := a.doctor(load, args, addrs)
+			if err != nil { // what is said of the defaults is not what that daemon needs
+				return withCode(exitConfig, configErrors(err))
+			}
 			if err := printList(a, found, doctorColumns, "nothing was looked at"); err != nil {
 				return err
 			}
@@ -74,8 +80,7 @@ The exit code is 1 if there is an error. The daemon's own problems are in
 	}
 	cmd.Args = cobra.ArbitraryArgs
 	cmd.Flags().StringSliceVar(&peers, "peer", nil, "look at the way to this node too; may be repeated")
-	cmd.Flags().StringVar(&load.File, "config", "", "look for what this configuration needs")
-	a.doctorLoad = &load
+	cmd.Flags().StringVar(&load.File, "config", "", "look for what this configuration needs (RDSD_CONFIG)")
 	return aList(cmd)
 }
 
@@ -86,15 +91,11 @@ var doctorColumns = []column[doctor.Finding]{
 	{"finding", func(f doctor.Finding) any { return f.Text }},
 }
 
-// doctor looks at the machine with the configuration there is, or with the defaults.
-func (a *app) doctor(groups []string, peers []netip.Addr) []doctor.Finding {
-	load := config.LoadOptions{}
-	if a.doctorLoad != nil {
-		load = *a.doctorLoad
-	}
+// doctor looks at the machine for a daemon with a configuration.
+func (a *app) doctor(load config.LoadOptions, groups []string, peers []netip.Addr) ([]doctor.Finding, error) {
 	c, err := config.Load(load)
 	if err != nil {
-		c = config.Default()
+		return nil, err
 	}
-	return doctor.Examine(doctor.Here(), c, dial.Target(a.socket), groups, peers)
+	return doctor.Examine(doctor.Here(), c, dial.Target(a.socket), groups, peers), nil
 }

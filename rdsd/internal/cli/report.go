@@ -213,8 +213,9 @@ func (a *app) noWatch() error {
 
 // archive is an archive being made.
 type archive struct {
-	t    *tar.Writer
-	meta reportMeta
+	t      *tar.Writer
+	meta   reportMeta
+	config string // of the daemon; "": it was not told
 }
 
 // add puts a file in, or notes why it is not there.
