@@ -188,6 +188,9 @@ func (f *fakeVolumes) Map(_ context.Context, req *rdsdv1.VolumeMapRequest) (*rds
 		if req.GetDevice() != "" {
 			m.Device = req.GetDevice()
 		}
+		if req.GetNode() == "kernel" { // a file stands for the device
+			m.Device = filepath.Join(filepath.Dir(f.socket), req.GetName())
+		}
 	}
 	f.mapped[id] = m.Build()
 	return f.mapped[id], nil

@@ -77,14 +77,15 @@ With --verify both are read again and compared (exit code 7 if they differ).`,
 // operand is SRC or DST of a copy.
 type operand struct {
 	arg    string
-	file   string // path; "" if it is a volume
+	file   string // path, of a device too; "": it is a volume that is connected to
+	mapped bool   // file is the device of a mapping
 	volume image.Volume
 	source *image.File
 	target *image.File
 	unmap  func()
 }
 
-func (x *operand) isVolume() bool { return x.file == "" }
+func (x *operand) isVolume() bool { return x.file == "" || x.mapped }
 
 func (a *app) copyVolume(ctx context.Context, from, to string, o copyOptions) (err error) {
 	src, dst := &operand{arg: from}, &operand{arg: to}
@@ -160,21 +161,21 @@ func (a *app) openOperands(ctx context.Context, src, dst *operand, o copyOptions
 	if !src.isVolume() && !dst.isVolume() {
 		return usagef("neither %s nor %s is a volume (NODE:NAME, or a mapping that rdsd volume ls shows); cp copies files", src.arg, dst.arg)
 	}
-	if !src.isVolume() {
+	if src.file != "" {
 		f, err := image.Open(src.file)
 		if err != nil {
 			return fileError("SRC", src.file, err)
 		}
 		src.source = f
 	}
-	if !dst.isVolume() {
+	if dst.file != "" {
 		f, err := image.Create(dst.file, src.from().Size(), o.force)
 		if err != nil {
 			return fileError("DST", dst.file, err)
 		}
 		dst.target = f
 	}
-	if dst.isVolume() && dst.volume.Info().ReadOnly {
+	if dst.file == "" && dst.volume.Info().ReadOnly {
 		return withCode(exitDenied, fmt.Errorf("%s is read-only", dst.arg))
 	}
 	return nil
@@ -221,7 +222,7 @@ func (a *app) resolve(ctx context.Context, x *operand, access rdsd.VolumeAccess,
 		m, err := v.Mapping(bounded, x.arg)
 		switch {
 		case err == nil && m.Attach == rdsd.AttachNBD:
-			x.file = m.Device
+			x.file, x.mapped = m.Device, true
 			return nil
 		case err == nil:
 			return x.connect(bounded, m.URI)
