@@ -27,6 +27,8 @@ func wantedValue(kind string) string {
 	switch {
 	case kind == "duration":
 		return "a time with its unit, such as 500ms, 5s or 1m30s"
+	case kind == "uint32":
+		return "a whole number from 0 to 4294967295"
 	case strings.HasPrefix(kind, "uint"):
 		return "a whole number that is not negative"
 	case strings.HasPrefix(kind, "int"):

@@ -251,7 +251,7 @@ func yesNo(b bool) string {
 
 func (a *app) dropCmd() *cobra.Command {
 	var local string
-	lane := -1
+	var lane uint32
 	cmd := &cobra.Command{
 		Use:   "drop REMOTE",
 		Short: "drop the links to a peer; they come back by themselves",
@@ -273,10 +273,10 @@ administrator.`,
 			}
 			return a.admin(cmd.Context(), func(ctx context.Context, c *rdsd.Admin) error {
 				dropped, err := 0, error(nil)
-				if lane < 0 {
-					dropped, err = c.DropPaths(ctx, peer)
+				if cmd.Flags().Changed("lane") {
+					dropped, err = c.DropPath(ctx, peer, lane)
 				} else {
-					dropped, err = c.DropPath(ctx, peer, uint32(lane))
+					dropped, err = c.DropPaths(ctx, peer)
 				}
 				if err != nil {
 					return err
@@ -290,7 +290,7 @@ administrator.`,
 		},
 	}
 	cmd.Flags().StringVar(&local, "local", "", "only from this local address")
-	cmd.Flags().IntVar(&lane, "lane", -1, "only this lane (default all)")
+	cmd.Flags().Uint32Var(&lane, "lane", 0, "only this lane (default all)")
 	return cmd
 }
 

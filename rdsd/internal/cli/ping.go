@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"math"
 	"net/netip"
 	"time"
 
@@ -71,6 +72,9 @@ func (a *app) ping(ctx context.Context, node string, o pingOptions) error {
 		return err
 	}
 	spec := rdsd.PingSpec{Remote: remote, Timeout: a.timeout}
+	if spec.Timeout == 0 { // for ever; 0 of the API is a default
+		spec.Timeout = math.MaxInt64
+	}
 	if o.local != "" {
 		if spec.Local, err = resolveHost(ctx, "--local", o.local); err != nil {
 			return err
