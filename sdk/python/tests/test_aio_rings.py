@@ -319,6 +319,23 @@ async def test_a_frozen_daemon_stops_no_loop(bind: Bind, daemons: Pair) -> None:
     await asyncio.wait_for(patient, 10)
 
 
+async def test_outcomes_beside_a_close_are_all_told(bind: Bind) -> None:
+    for early in (True, False):  # the reader waits, or comes while close is under way
+        a = await bind(outcomes=True)
+        tags = [await a.send(NOBODY, b"stuck", timeout=10) for _ in range(3)]
+
+        async def read(a: rdsd.aio.Socket = a) -> list[rdsd.Outcome]:
+            return [outcome async for outcome in a.outcomes(timeout=20)]
+
+        reading = asyncio.create_task(read()) if early else None
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(a.close())
+        await asyncio.sleep(0)
+        outcomes = await (reading or read())
+        await closing
+        assert [outcome.tag for outcome in outcomes] == tags
+
+
 async def test_close_ends_every_wait(bind: Bind) -> None:
     a = await bind(outcomes=True)
     await a.send(NOBODY, b"stuck", timeout=5)

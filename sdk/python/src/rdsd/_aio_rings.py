@@ -72,6 +72,7 @@ class RingSocket(Socket):
         self._ring = Ring()
         self._closed = False
         self._loop = asyncio.get_running_loop()
+        self._end: asyncio.Future[None] = self._loop.create_future()  # close is through
         self._fd = -1
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._inbox = Inbox(*_ASIDE, replies=options.replies)
@@ -166,7 +167,14 @@ class RingSocket(Socket):
             deadline = _deadline(limit)
             try:
                 while (outcome := self._ring.next_outcome()) is None:
-                    await self._wait(_rings.OUTCOME, deadline)
+                    if not self._closed:
+                        await self._wait(_rings.OUTCOME, deadline)
+                    elif self._end.done():
+                        return
+                    else:  # closing decides what is left
+                        await asyncio.wait([self._end], timeout=_left(deadline))
+                        if not self._end.done():
+                            raise make(TimedOut)
             except Closed:
                 return
             yield outcome
@@ -273,10 +281,11 @@ class RingSocket(Socket):
         if self._fd >= 0:
             self._loop.remove_reader(self._fd)
         self._inbox.clear()
-        await self._end_requests()
         try:
+            await self._end_requests()
             await self._ask(self._ring.end)
         finally:
+            self._end.set_result(None)
             self._wake(-1)
 
     # -- sending, inside -------------------------------------------------------
