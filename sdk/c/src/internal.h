@@ -320,6 +320,7 @@ struct rdsdi_rx {
 	bool dead;          /* the last one's daemon is gone */
 	int bell;           /* the daemon's doorbell, unless dead */
 	uint64_t head, shown; /* descriptors claimed, and told to the daemon */
+	bool lack; /* there is another one, and no lease for it */
 	bool one_by_one;
 	/* The descriptor being handed out. */
 	struct rdsdi_lease *lease;
@@ -417,6 +418,7 @@ struct rdsdi_op {
 	int why;
 	uint32_t bits; /* WAITS_...: what step found missing */
 	bool patient; /* waits for an answer of the daemon that is due soon, even with RDSD_NOWAIT */
+	bool soon;    /* nothing tells when that is over: looks again in a moment */
 	bool reads;   /* events or outcomes: WAITS_EVENT is not for room */
 	bool asks;    /* the answer comes by the control socket: looping is of no use */
 	bool sends;   /* it is a send */

@@ -136,8 +136,10 @@ static int next_desc(rdsd_socket *s, bool lends)
 	uint8_t family;
 	rdsd_addr from;
 	bool held;
-	int more = next_source(s, &tail, lends);
+	int more;
 
+	rx->lack = false;
+	more = next_source(s, &tail, lends);
 	r = rx->reg;
 	if (more || !r || tail == rx->head)
 		return more;
@@ -163,7 +165,8 @@ static int next_desc(rdsd_socket *s, bool lends)
 		return more;
 	rx->run = 0;
 	rx->lease = lease(rx, &held);
-	if (!rx->lease)
+	rx->lack = !rx->lease;
+	if (rx->lack)
 		return held ? rdsdi_fail(-ENOBUFS, "%u received pieces are unreleased: release some", r->release_n) : 0;
 	atomic_store_explicit(&rx->lease->refs, n, memory_order_relaxed);
 	rx->lease->slot = slot;
@@ -342,6 +345,9 @@ static int64_t receive_step(struct rdsdi_op *op)
 		untake(&s->rx, r->msgs);
 		large = true;
 	}
+	op->soon = got <= 0 && s->rx.lack;
+	if (op->soon && r->copies)
+		got = 0; /* somebody else has to release */
 	starved = !got && !r->copies && rdsdi_rx_starved(&s->rx);
 	one_by_one(&s->rx, r->single);
 	pthread_mutex_unlock(&s->rx.mu);
@@ -527,6 +533,7 @@ static int64_t request_step(struct rdsdi_op *op)
 			set_aside(s, &m);
 	}
 	show(rx);
+	op->soon = !more && rx->lack;
 	if (!atomic_load(&q->w.done))
 		result = more < 0 ? more : rdsdi_over(s) ? rdsdi_over(s) : blocked(op);
 	pthread_mutex_unlock(&rx->mu);

@@ -33,6 +33,8 @@
 
 #include "internal.h"
 
+#define SOON INT64_C(200000) /* ns; the pause of a call that nothing wakes */
+
 int64_t rdsdi_now(void)
 {
 	struct timespec t;
@@ -208,9 +210,9 @@ void rdsdi_notify(rdsd_socket *s)
  * for more (its ring was full, now its buffer is), or for something else: the daemon has
  * answered a call that only waited for that.
  */
-static bool missing(const struct rdsdi_op *op, uint32_t declared, bool patient)
+static bool missing(const struct rdsdi_op *op, const struct rdsdi_op *declared)
 {
-	return op->bits & ~declared || op->patient != patient;
+	return op->bits & ~declared->bits || op->patient != declared->patient || op->soon != declared->soon;
 }
 
 /* lead sleeps for all threads of the socket. Returns the errno of poll. */
@@ -222,8 +224,7 @@ static int lead(struct rdsdi_op *op, uint32_t turn, int64_t until, int64_t *resu
 	struct pollfd fds[3] = {{.fd = w->kick, .events = POLLIN}, {.fd = -1, .events = POLLIN}, {.fd = -1, .events = POLLIN}};
 	struct timespec t;
 	int64_t due = rdsdi_session_due(s);
-	uint32_t bits = op->bits;
-	bool patient = op->patient;
+	const struct rdsdi_op declared = *op;
 	int err = 0;
 
 	if (l) {
@@ -234,9 +235,9 @@ static int lead(struct rdsdi_op *op, uint32_t turn, int64_t until, int64_t *resu
 		until = due;
 	drain_fd(w->kick);
 	drain(s, l, true);
-	set_leading(w, l, true, bits);
+	set_leading(w, l, true, declared.bits);
 	*result = op->step(op);
-	if (*result == BLOCKED && !missing(op, bits, patient) && atomic_load(&w->turn) == turn &&
+	if (*result == BLOCKED && !missing(op, &declared) && atomic_load(&w->turn) == turn &&
 	    ppoll(fds, 3, relative(&t, until), NULL) < 0)
 		err = errno;
 	set_leading(w, l, false, 0);
@@ -251,17 +252,16 @@ static int follow(struct rdsdi_op *op, uint32_t turn, int64_t until, int64_t *re
 {
 	struct rdsdi_sleep *w = &op->s->sleep;
 	struct timespec t;
-	uint32_t bits = op->bits;
-	bool patient = op->patient;
+	const struct rdsdi_op declared = *op;
 	int err = 0;
 
 	atomic_fetch_add(&w->followers, 1);
-	set_following(w, true, bits);
+	set_following(w, true, declared.bits);
 	*result = op->step(op);
-	if (*result == BLOCKED && !missing(op, bits, patient) &&
+	if (*result == BLOCKED && !missing(op, &declared) &&
 	    syscall(SYS_futex, &w->turn, FUTEX_WAIT_PRIVATE, turn, relative(&t, until), NULL, 0) < 0)
 		err = errno;
-	set_following(w, false, bits);
+	set_following(w, false, declared.bits);
 	atomic_fetch_sub(&w->followers, 1);
 	return err;
 }
@@ -329,6 +329,7 @@ static int64_t blocked(struct rdsdi_op *op, int64_t timeout, struct rdsdi_jam *j
 		}
 	}
 	for (;;) {
+		int64_t until = deadline;
 		int err;
 
 		turn = atomic_load(&s->sleep.turn);
@@ -342,9 +343,12 @@ static int64_t blocked(struct rdsdi_op *op, int64_t timeout, struct rdsdi_jam *j
 		rdsdi_jam_begin(jam, op);
 		if (rdsdi_pump(s))
 			continue;
-		if (rdsdi_now() >= deadline)
+		now = rdsdi_now();
+		if (now >= deadline)
 			return timed_out(op, timeout);
-		err = sleep_once(op, turn, deadline, &result);
+		if (op->soon && deadline - now > SOON)
+			until = now + SOON;
+		err = sleep_once(op, turn, until, &result);
 		if (result != BLOCKED)
 			return result;
 		if (err == EINTR && s->flags & RDSD_INTERRUPTIBLE) {

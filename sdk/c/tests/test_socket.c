@@ -721,6 +721,55 @@ static void borrowed(void)
 	end();
 }
 
+static void *receive_one(void *sock)
+{
+	static char got[16];
+
+	return (void *)(intptr_t)rdsd_recv(sock, got, sizeof got, NULL, RDSD_SEC(5));
+}
+
+/* A datagram is there and all leases are out: a call that keeps nothing waits for who has them, or for the daemon. */
+static void no_lease(void)
+{
+	static const struct fake_sizes sizes = {.recvs = 4, .releases = 8};
+	rdsd_socket *a, *b;
+	rdsd_msg m[8], more;
+	rdsd_addr to = at(2);
+	pthread_t other;
+	char got[16];
+	void *len;
+
+	begin_with(&sizes);
+	a = bound(1);
+	b = bound_with(2, (rdsd_bind_options){.spin = -1});
+	for (int i = 0; i < 8; i++) {
+		CHECK_IS(rdsd_send(a, &to, "kept", 4, NULL, RDSD_SEC(5)), 0);
+		CHECK_IS(rdsd_recv_batch(b, &m[i], 1, RDSD_SEC(5)), 1);
+	}
+	CHECK_IS(rdsd_send(a, &to, "first", 5, NULL, RDSD_SEC(5)), 0);
+	CHECK_IS(rdsd_flush(a, RDSD_SEC(5)), 0); /* it is there */
+	CHECK_IS(rdsd_recv_batch(b, &more, 1, RDSD_SEC(5)), -ENOBUFS);
+	CHECK_IS(rdsd_recv(b, got, sizeof got, NULL, RDSD_NOWAIT), -EAGAIN);
+	CHECK_IS(rdsd_recv(b, got, sizeof got, NULL, RDSD_MS(5)), -ETIMEDOUT);
+	CHECK(!pthread_create(&other, NULL, release_soon, &m[0]));
+	CHECK_IS(rdsd_recv(b, got, sizeof got, NULL, RDSD_SEC(5)), 5);
+	pthread_join(other, NULL);
+	/* All are back, and the daemon has not taken them. */
+	CHECK_IS(rdsd_send(a, &to, "kept", 4, NULL, RDSD_SEC(5)), 0);
+	CHECK_IS(rdsd_recv_batch(b, &m[0], 1, RDSD_SEC(5)), 1);
+	CHECK_IS(rdsd_send(a, &to, "second", 6, NULL, RDSD_SEC(5)), 0);
+	CHECK_IS(rdsd_flush(a, RDSD_SEC(5)), 0);
+	pthread_mutex_lock(&f->mu);
+	rdsd_release(m, 8);
+	CHECK_IS(rdsd_recv_batch(b, &more, 1, RDSD_NOWAIT), -EAGAIN);
+	CHECK(!pthread_create(&other, NULL, receive_one, b));
+	nap(50);
+	pthread_mutex_unlock(&f->mu);
+	pthread_join(other, &len);
+	CHECK_IS((intptr_t)len, 6);
+	end();
+}
+
 /* Outcomes */
 
 static void outcomes(void)
@@ -1831,6 +1880,7 @@ int main(int argc, char **argv)
 		{"runs", runs},
 		{"reservations", reservations},
 		{"in place", in_place},
+		{"no lease", no_lease},
 		{"borrowed", borrowed},
 		{"outcomes", outcomes},
 		{"unread outcomes", unread_outcomes},

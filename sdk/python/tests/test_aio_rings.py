@@ -319,6 +319,29 @@ async def test_a_frozen_daemon_stops_no_loop(bind: Bind, daemons: Pair) -> None:
     await asyncio.wait_for(patient, 10)
 
 
+async def test_what_is_there_and_cannot_be_taken_stops_no_loop(
+    bind: Bind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when so many datagrams are lent that the library has no lease for another."""
+    a, b = await bind(), await bind()
+    await a.send(b.local_address, b"there", timeout=10)
+    tries, often = 0, asyncio.Event()
+
+    def take(limit: int) -> list[rdsd.Datagram]:
+        nonlocal tries
+        tries += 1
+        assert tries < 1000
+        if tries == 10:
+            often.set()
+        return []
+
+    with monkeypatch.context() as patched:
+        patched.setattr(b, "_take", take)
+        reading = asyncio.create_task(b.recv(timeout=20))
+        await asyncio.wait_for(often.wait(), 20)
+    assert (await reading).payload == b"there"
+
+
 async def test_outcomes_beside_a_close_are_all_told(bind: Bind) -> None:
     for early in (True, False):  # the reader waits, or comes while close is under way
         a = await bind(outcomes=True)

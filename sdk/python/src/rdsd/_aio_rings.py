@@ -444,8 +444,14 @@ class RingSocket(Socket):
     async def _received(
         self, take: Callable[[], list[T]], deadline: float | None, what: int = _rings.READABLE
     ) -> list[T]:
+        looked = False
         while not (taken := take()):
-            await self._wait(what, deadline)
+            if await self._wait(what, deadline):
+                looked = False
+            elif looked:
+                await asyncio.sleep(_MOMENT)  # what is there cannot be taken yet
+            else:
+                looked = True
         return taken
 
     # -- waiting ---------------------------------------------------------------
