@@ -16,6 +16,7 @@ import (
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/node/client"
 	"github.com/rdsd/rdsd/node/config"
+	"github.com/rdsd/rdsd/rds"
 )
 
 // startOne runs one real node and keeps hold of it.
@@ -213,8 +214,8 @@ func TestWaitingSendsAreBounded(t *testing.T) {
 	if r.GetId() != 4 || len(r.GetErrors()) != 1 || errno(r.GetErrors()[0].GetErrno()) != syscall.EMFILE || !strings.Contains(r.GetErrors()[0].GetMessage(), "send_window_bytes") {
 		t.Errorf("beyond the window: %s", resultString(r))
 	}
-	if used := waitingBytes(n); used != 2<<20+4*192 {
-		t.Errorf("%d bytes wait, want 2 MiB and 4 headers", used)
+	if used := waitingBytes(n); used != 2<<20+4*192+2*rds.FlowBytes {
+		t.Errorf("%d bytes wait, want 2 MiB, 4 headers and 2 destinations", used)
 	}
 	c := &rdsdv1.Cancel{}
 	c.SetDestination(client.EndpointPB(nobody))

@@ -339,14 +339,15 @@ func (s *Socket) Close(now time.Duration) {
 	if e.tracer != nil {
 		s.traceDropped()
 	}
+	s.spend(-s.kept)
+	s.kept = 0
 	e.ctr.RecvDropDeadSock += uint64(s.unread)
 	s.unread = 0
 	if s.queue != nil {
 		s.queue.discard()
 	}
 	s.hold(-s.mem)
-	s.spend(-s.kept)
-	s.mem, s.queued, s.kept = 0, 0, 0
+	s.mem, s.queued = 0, 0
 	// The port is unbound now: a peer that sends there has to be refused for that reason,
 	// and must not wait for a reader.
 	if s.congested {
