@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
+from typing import Any, cast
 
 import pytest
 from conftest import REPO
@@ -14,9 +18,10 @@ from fake_daemon import FakeDaemon
 
 import rdsd
 import rdsd.aio
-from rdsd import _packets
+from rdsd import _packets, _sync_packets
 from rdsd._front_end import choose, control_path, why_no_rings
 from rdsd._packets import HEADER, MESSAGE_LIMIT, PIECE, PacketPipe, new_socket, try_connect
+from rdsd._sync_stream import StreamSocket
 from rdsd.v1 import rdsd_pb2 as pb
 
 HOST = "127.0.0.1"
@@ -246,3 +251,57 @@ async def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < limit
         await asyncio.sleep(0.005)
+
+
+def test_an_interrupt_where_a_caller_begins_to_read(
+    fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Clock:
+        @staticmethod
+        def monotonic() -> float:
+            if threading.current_thread() is threading.main_thread():
+                patched.undo()
+                raise KeyboardInterrupt
+            return time.monotonic()
+
+    with rdsd.Client(fake.target, front_end="seqpacket") as client:
+        sock = client.bind(("127.0.0.1", 0))
+        with monkeypatch.context() as patched:
+            patched.setattr("rdsd._sync_packets.time", Clock)
+            with pytest.raises(KeyboardInterrupt):
+                sock.recv(timeout=10)
+        stream = cast(StreamSocket, sock)._stream
+        assert isinstance(stream, _sync_packets.PacketStream)
+        assert stream._driver == 0
+        sock.send(sock.local_address, b"x", timeout=10)
+        assert sock.recv(timeout=10).payload == b"x"
+
+
+@pytest.mark.parametrize("front_end", ["seqpacket", "grpc"])
+def test_an_interrupt_where_a_caller_takes_the_lock(
+    fake: FakeDaemon, front_end: rdsd.FrontEnd
+) -> None:
+    with rdsd.Client(fake.target, front_end=front_end) as client:
+        sock = client.bind(("127.0.0.1", 0))
+        lock = cast(StreamSocket, sock)._lock
+
+        def trace(frame: FrameType, event: str, _: Any) -> Any:
+            if (
+                frame.f_code.co_name != "__enter__"
+                or "_sync_stream" not in frame.f_code.co_filename
+            ):
+                return None
+            if event == "line" and lock.locked():
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                sock.recv(timeout=10)
+        finally:
+            sys.settrace(before)
+        assert lock.acquire(timeout=10)
+        lock.release()

@@ -561,6 +561,24 @@ def test_a_watch_can_be_polled(bind: Bind) -> None:
     assert list(watch) == []
 
 
+def test_an_interrupt_leaves_a_watch_to_others(bind: Bind, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = bind(send_buffer=4 << 20), bind(recv_buffer=16384)
+    sent = fill(a, b.local_address)
+    watch = a.watch_congestion(timeout=10)
+
+    def interrupted(deadline: float | None) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(watch, "_read", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            list(watch)
+    receive(b, sent)
+    for event in watch:
+        if (b.local_address, False) in event.changes:
+            break
+
+
 def test_a_fan_in_of_watchers_ends(bind: Bind) -> None:
     """The spool pattern: for most senders the first datagram of all is refused."""
     senders, each = 6, 40

@@ -44,6 +44,7 @@ class PacketStream:
         self._error: RdsError | None = None
         self._waiting = 0  # callers that wait for their events
         self._driver = 0  # the caller that reads: its thread
+        self._drive: object = None  # its call
         self._drive_began = 0.0  # when
         self._drive_ended = 0.0  # when the last one stopped
         self._doorbells: list[int] = []  # [of the driver, of the socket's thread]
@@ -110,16 +111,17 @@ class PacketStream:
     def drive(self, call: Call[Any], deadline: float | None) -> None:
         """Reads until the call is done, its deadline passed, or the stream ended; returns at
         once when another caller does."""
-        me = threading.get_ident()
-        with self._changed:
-            if call.done or self._over or self._driver or self._pipe is None:
-                return
-            self._driver = me
-            self._drive_began = time.monotonic()
-            call.wake = self._rouse_driver
-            blocked = self._pipe.blocked
-        poll, doorbell = self._poll, self._doorbells[0]
-        try:
+        me = object()
+        try:  # from here on: a KeyboardInterrupt may come between any two steps
+            with self._changed:
+                if call.done or self._over or self._driver or self._pipe is None:
+                    return
+                self._drive = me
+                self._driver = threading.get_ident()
+                self._drive_began = time.monotonic()
+                call.wake = self._rouse_driver
+                blocked = self._pipe.blocked
+            poll, doorbell = self._poll, self._doorbells[0]
             while True:
                 self._await(poll, doorbell, blocked, deadline)
                 with self._changed:
@@ -130,11 +132,15 @@ class PacketStream:
                 if deadline is not None and time.monotonic() >= deadline:
                     return
         finally:
-            with self._changed:
-                self._driver = 0
-                now = self._drive_ended = time.monotonic()
-                if self._over or self._waiting or now - self._drive_began >= QUIET:
-                    self._changed.notify_all()
+            if self._drive is me:
+                self._end_drive()
+
+    def _end_drive(self) -> None:
+        with self._changed:
+            self._drive, self._driver = None, 0
+            now = self._drive_ended = time.monotonic()
+            if self._over or self._waiting or now - self._drive_began >= QUIET:
+                self._changed.notify_all()
 
     def waiting(self, change: int) -> None:
         """So many more callers wait for events. The caller holds the lock."""

@@ -31,7 +31,7 @@ class RingSocket(Ring, Socket):
         super().__init__()
         self._options = options
         self._closed = False
-        self._reads_changes = False  # a thread does, for all; guarded by watching
+        self._changes_read: object = None  # by this call, for all; guarded by watching
         self.open(target, options, timeout)
 
     # -- what it is ----------------------------------------------------------
@@ -140,10 +140,24 @@ class RingWatch(CongestionWatch):
         self._limit = limit
 
     def __next__(self) -> CongestionEvent:
-        sock, queue, deadline = self._sock, self._queue, _deadline(self._limit)
+        sock, deadline, me = self._sock, _deadline(self._limit), object()
         while True:
-            with sock.watching:
-                if not queue.items and not sock._reads_changes:
+            try:  # from here on: a KeyboardInterrupt may come between any two steps
+                if (event := self._take(deadline, me)) is not None:
+                    return event
+                self._read(deadline)
+            finally:
+                if sock._changes_read is me:
+                    with sock.watching:
+                        sock._changes_read = None
+                        sock.watching.notify_all()
+
+    def _take(self, deadline: float | None, me: object) -> CongestionEvent | None:
+        """An event; None: this call reads, for all."""
+        sock, queue = self._sock, self._queue
+        with sock.watching:
+            while True:
+                if not queue.items and sock._changes_read is None:
                     sock.look()
                 if queue.items:
                     return queue.items.popleft()
@@ -153,11 +167,10 @@ class RingWatch(CongestionWatch):
                     raise fresh(queue.ready.closed)
                 if deadline is not None and time.monotonic() >= deadline:
                     raise make(TimedOut)
-                if sock._reads_changes:
-                    sock.watching.wait(_left(deadline))
-                    continue
-                sock._reads_changes = True
-            self._read(deadline)
+                if sock._changes_read is None:
+                    sock._changes_read = me
+                    return None
+                sock.watching.wait(_left(deadline))
 
     def _read(self, deadline: float | None) -> None:
         """Waits a moment for an event, for all watches."""
@@ -171,12 +184,10 @@ class RingWatch(CongestionWatch):
             error = caught
         finally:
             with sock.watching:
-                sock._reads_changes = False
                 if event is not None:
                     sock.changed(event)
                 if error is not None:
                     sock.watchers.close(error)
-                sock.watching.notify_all()
 
     def close(self) -> None:
         sock = self._sock

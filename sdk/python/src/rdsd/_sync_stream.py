@@ -104,6 +104,7 @@ class StreamSocket(Socket):
         self._guard = ForkGuard()
         self._core = SocketCore(options)  # guarded by _lock
         self._lock = threading.Lock()
+        self._written = _Written(self)
         self._changed = threading.Condition(self._lock)  # something to write, or closing
         self._stream: Stream | None = None  # guarded by _lock
         self._waiting = 0  # callers that wait for events; guarded by _lock
@@ -204,7 +205,7 @@ class StreamSocket(Socket):
     def _exchange(self, dst: Address, payload: Payload, timeout: float | None) -> Datagram:
         where = dst
         deadline = _deadline(timeout)
-        with self._locked() as core:
+        with self._locked(), self._written as core:
             reply = core.inbox.await_reply(where)
         sent = False
         try:
@@ -212,7 +213,7 @@ class StreamSocket(Socket):
             sent = True
             return self._wait(reply, deadline)
         except BaseException as error:
-            with self._locked() as core:
+            with self._locked(), self._written as core:
                 core.inbox.withdraw_reply(where, reply)
                 if isinstance(error, TimedOut) and reply.done and reply.error is None:
                     return reply.result()  # it came at the last moment
@@ -225,11 +226,11 @@ class StreamSocket(Socket):
 
     def peek_size(self, timeout: Timeout = None) -> int | None:
         inbox = self._core.inbox
-        with self._locked():
+        with self._locked(), self._written:
             if (size := inbox.next_size()) is not None:
                 return size
         answer: int | None = self._query(lambda core: core.peek(), timeout)
-        with self._locked():  # what was on its way arrived before the answer
+        with self._locked(), self._written:  # what was on its way arrived before the answer
             here = inbox.next_size()
         return here if here is not None else answer
 
@@ -241,7 +242,7 @@ class StreamSocket(Socket):
         return answer
 
     def watch_congestion(self, timeout: Timeout = None) -> StreamWatch:
-        with self._locked() as core:
+        with self._locked(), self._written as core:
             queue = core.watch()
         return StreamWatch(self, queue, seconds(timeout))
 
@@ -269,9 +270,11 @@ class StreamSocket(Socket):
 
     # -- waiting ---------------------------------------------------------------
 
-    def _locked(self) -> _Locked:
+    def _locked(self) -> threading.Lock:
+        """The lock, for with: what a Python function acquires, a KeyboardInterrupt at its
+        end would leave locked. What the core has to say then is for _written."""
         self._guard.check()
-        return _Locked(self)
+        return self._lock
 
     def _await_bound(self, limit: float | None) -> None:
         try:
@@ -321,7 +324,7 @@ class StreamSocket(Socket):
             except RdsError as error:
                 raise too_late(error) from None
         deadline = _deadline(limit)
-        with self._locked() as core:
+        with self._locked(), self._written as core:
             job = core.send(items, mode, deadline)
         try:
             return self._await_sent(job, deadline)
@@ -338,7 +341,7 @@ class StreamSocket(Socket):
         except TimedOut:
             if job.call.done:
                 raise
-        with self._locked() as core:
+        with self._locked(), self._written as core:
             core.sender.expire(job)
         try:
             return self._wait(job.call, time.monotonic() + ANSWER_GRACE)
@@ -355,7 +358,7 @@ class StreamSocket(Socket):
         self, ask: Callable[[SocketCore], Query], timeout: Timeout, grace: float = 0.0
     ) -> Any:
         deadline = _deadline(seconds(timeout))
-        with self._locked() as core:
+        with self._locked(), self._written as core:
             query = ask(core)
         try:
             return self._wait(query.call, None if deadline is None else deadline + grace)
@@ -369,7 +372,7 @@ class StreamSocket(Socket):
     ) -> list[T]:
         """What take returns once it is not empty."""
         while True:
-            with self._locked():
+            with self._locked(), self._written:
                 if taken := take():
                     return taken
                 call = ready.wait()
@@ -483,7 +486,7 @@ class StreamWatch(CongestionWatch):
         return taken[0]
 
     def close(self) -> None:
-        with self._sock._locked() as core:
+        with self._sock._locked(), self._sock._written as core:
             core.watchers.remove(self._queue)
             self._queue.items.clear()  # nobody reads them any more
             self._queue.ready.close(make(Closed, "the watch is closed"))
@@ -506,8 +509,8 @@ class _Room(Slot):
         return
 
 
-class _Locked:
-    """The core, under its lock; on leaving, the writer looks for work."""
+class _Written:
+    """The core, whose lock is held; on leaving, the writer looks for work."""
 
     __slots__ = ("_sock",)
 
@@ -515,16 +518,12 @@ class _Locked:
         self._sock = sock
 
     def __enter__(self) -> SocketCore:
-        self._sock._lock.acquire()
         return self._sock._core
 
     def __exit__(self, *_: object) -> None:
         sock = self._sock
-        try:
-            if sock._core.has_output and sock._stream is not None:
-                sock._stream.kick()
-        finally:
-            sock._lock.release()
+        if sock._core.has_output and sock._stream is not None:
+            sock._stream.kick()
 
 
 def _deadline(limit: float | None) -> float | None:
