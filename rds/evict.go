@@ -166,13 +166,7 @@ func (e *Engine) forgetPeer(pe *Peer) {
 		}
 	}
 	pe.answer()
-	last := e.order[len(e.order)-1]
-	e.order[pe.at], last.at = last, pe.at
-	e.order[len(e.order)-1] = nil
-	e.order = e.order[:len(e.order)-1]
-	// The last peer stands at another place now and must not be missed by a walk under way:
-	// the walk begins again, and telling a peer twice does no harm.
-	e.walk.next = 0
+	e.unorder(pe.at)
 	delete(e.peers, pe.addr)
 	if pe.account != nil {
 		pe.account.Give(quota.Peers, peerCost)
@@ -185,6 +179,24 @@ func (e *Engine) forgetPeer(pe *Peer) {
 	e.ctr.Add(&pe.ctr)
 	e.ctr.PeersEvicted++
 	e.evicted = append(e.evicted, pe.c)
+}
+
+// unorder takes the peer at a place out of the order: the last one takes its place. A walk that is
+// under way (peerWalk) neither misses one nor begins again, which those who have others evicted
+// would have it do for ever: of those it has told the last one takes the place, and leaves its own.
+func (e *Engine) unorder(at int) {
+	put := func(pe *Peer, at int) { e.order[at], pe.at = pe, at }
+	if at < e.walk.next {
+		e.walk.next--
+		put(e.order[e.walk.next], at)
+		at = e.walk.next
+	}
+	last := len(e.order) - 1
+	if at < last {
+		put(e.order[last], at)
+	}
+	e.order[last] = nil
+	e.order = e.order[:last]
 }
 
 // origin says who made a peer known: the user of a client, or none if the peer connected by

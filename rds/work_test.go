@@ -293,6 +293,53 @@ func TestChangesBesideAWalk(t *testing.T) {
 	walked("nothing changed", 5*peers)
 }
 
+// TestEvictedBesideAWalk: a peer that makes room while the peers are being told of a change has no
+// other told twice, nor missed, and the walk goes on where it was.
+func TestEvictedBesideAWalk(t *testing.T) {
+	peers := func(n int) (*Engine, time.Duration) {
+		e, now := lone(t, nil)
+		for i := range n {
+			if _, err := e.Peer(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)})); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return e, now
+	}
+	for n := 1; n <= 6; n++ {
+		for next := range n + 1 {
+			for at := range n {
+				e, _ := peers(n)
+				told := map[*Peer]bool{}
+				for _, pe := range e.order[:next] {
+					told[pe] = true
+				}
+				gone := e.order[at]
+				e.walk.next = next
+				e.forgetPeer(gone)
+				if delete(told, gone); len(e.order) != n-1 || e.walk.next != len(told) {
+					t.Fatalf("number %d of %d goes, %d were told: %d are left, of which %d were", at, n, next, len(e.order), e.walk.next)
+				}
+				for i, pe := range e.order {
+					if pe == gone || pe.at != i || told[pe] != (i < e.walk.next) {
+						t.Errorf("number %d of %d goes, %d were told: wrong at %d", at, n, next, i)
+					}
+				}
+			}
+		}
+	}
+	const pages = 4
+	e, now := peers(pages * peersAtOnce)
+	e.setCongested(now, 4000, true)
+	for range pages - 1 {
+		e.forgetPeer(e.order[0])
+		now++
+		e.Tick(now)
+	}
+	if e.holds(t); e.walked != pages*peersAtOnce || e.walk.tm.t != nil {
+		t.Errorf("%d were told, and the walk goes on at %d", e.walked, e.walk.next)
+	}
+}
+
 // Sockets that watch groups of ports are looked at together, at most every groupsEvery.
 func TestManyMonitors(t *testing.T) {
 	const monitors = 1000
