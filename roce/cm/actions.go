@@ -243,6 +243,13 @@ func (c *Conn) refuseRep(time.Duration) {
 	c.m.refuse(c.remote.Addr(), &rej{local: c.id, remote: c.m.in.local, about: aboutREP, reason: ReasonStale})
 }
 
+// forget ends what the peer has no answer to.
+func (c *Conn) forget(now time.Duration) {
+	c.told = true
+	c.forgetPeer()
+	c.release(now)
+}
+
 // release ends the time-wait.
 func (c *Conn) release(time.Duration) {
 	m := c.m

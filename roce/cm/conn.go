@@ -120,6 +120,17 @@ func (c *Conn) Wait(now time.Duration) error {
 	return nil
 }
 
+// Forget leaves a peer that dialled without an answer, as if its request had been lost: when it asks
+// again it is a new one. Of c only Released follows, within this call. A peer that was told to wait
+// has to be answered.
+func (c *Conn) Forget(now time.Duration) error {
+	if err := c.may(evForget); err != nil {
+		return err
+	}
+	c.event(now, evForget)
+	return nil
+}
+
 // Established says that a packet of the peer came to the queue pair. It is as good as the
 // message that the peer has the answer (RTU), which may be lost or behind it: Connected
 // follows within this call if it had not been called. Elsewhere it does nothing.

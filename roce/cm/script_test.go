@@ -164,6 +164,8 @@ func (w *world) step(words []string) {
 	case "reject":
 		c := conn()
 		err = c.Reject(w.now, []byte(f["private"]))
+	case "forget":
+		err = conn().Forget(w.now)
 	case "wait":
 		err = conn().Wait(w.now)
 	case "packet":

@@ -15,17 +15,17 @@ import (
 // for each event: the state that follows, "." where nothing changes legally, "-" where the
 // state has no place for the event.
 const cells = `
-             REQagain  REP          RTU          MRA     REJ       DREQ      DREP      stale     packet       Accept   Reject    Wait     Disconnect  repeat   expire
-ReqSent      -         Established  -            ReqMRA  TimeWait  TimeWait  -         -         .            -        -         -        TimeWait    .        TimeWait
-ReqMRA       -         Established  -            .       TimeWait  TimeWait  -         -         .            -        -         -        TimeWait    ReqSent  TimeWait
-ReqRcvd      MRASent   -            -            -       TimeWait  -         -         TimeWait  .            RepSent  TimeWait  MRASent  TimeWait    -        TimeWait
-MRASent      .         -            -            -       TimeWait  -         -         TimeWait  .            RepSent  TimeWait  .        TimeWait    -        TimeWait
-RepSent      .         -            Established  RepMRA  TimeWait  TimeWait  -         DreqSent  Established  -        -         -        DreqSent    .        TimeWait
-RepMRA       .         -            Established  .       TimeWait  TimeWait  -         DreqSent  Established  -        -         -        DreqSent    RepSent  TimeWait
-Established  .         .            .            .       TimeWait  TimeWait  -         DreqSent  .            -        -         -        DreqSent    -        -
-DreqSent     .         .            .            .       TimeWait  TimeWait  TimeWait  -         .            -        -         -        .           .        TimeWait
-TimeWait     .         .            .            .       .         .         .         -         .            -        -         -        .           -        Closed
-Closed       -         -            -            -       -         -         -         -         .            -        -         -        .           -        -
+             REQagain  REP          RTU          MRA     REJ       DREQ      DREP      stale     packet       Accept   Reject    Wait     Forget  Disconnect  repeat   expire
+ReqSent      -         Established  -            ReqMRA  TimeWait  TimeWait  -         -         .            -        -         -        -       TimeWait    .        TimeWait
+ReqMRA       -         Established  -            .       TimeWait  TimeWait  -         -         .            -        -         -        -       TimeWait    ReqSent  TimeWait
+ReqRcvd      MRASent   -            -            -       TimeWait  -         -         TimeWait  .            RepSent  TimeWait  MRASent  Closed  TimeWait    -        TimeWait
+MRASent      .         -            -            -       TimeWait  -         -         TimeWait  .            RepSent  TimeWait  .        -       TimeWait    -        TimeWait
+RepSent      .         -            Established  RepMRA  TimeWait  TimeWait  -         DreqSent  Established  -        -         -        -       DreqSent    .        TimeWait
+RepMRA       .         -            Established  .       TimeWait  TimeWait  -         DreqSent  Established  -        -         -        -       DreqSent    RepSent  TimeWait
+Established  .         .            .            .       TimeWait  TimeWait  -         DreqSent  .            -        -         -        -       DreqSent    -        -
+DreqSent     .         .            .            .       TimeWait  TimeWait  TimeWait  -         .            -        -         -        -       .           .        TimeWait
+TimeWait     .         .            .            .       .         .         .         -         .            -        -         -        -       .           -        Closed
+Closed       -         -            -            -       -         -         -         -         .            -        -         -        -       .           -        -
 `
 
 // inState makes a Manager with a connection in state s.

@@ -44,6 +44,7 @@ const (
 	evAccept     // calls of the application
 	evReject     //
 	evWait       //
+	evForget     //
 	evDisconnect //
 	evRepeat     // it is time to send once more what is not answered
 	evExpire     // the state has lasted as long as it may
@@ -53,7 +54,7 @@ const (
 
 var eventNames = [numEvents]string{
 	"REQ again", "REP", "RTU", "MRA", "REJ", "DREQ", "DREP", "stale", "packet",
-	"Accept", "Reject", "Wait", "Disconnect", "repeat", "expire",
+	"Accept", "Reject", "Wait", "Forget", "Disconnect", "repeat", "expire",
 }
 
 func (e event) String() string { return eventNames[e] }
@@ -104,6 +105,8 @@ func init() {
 		on(s, evExpire, TimeWait, "REJ: timeout; refused", (*Conn).expireAsked)
 		ignore(s, evPacket)
 	}
+	// Not once the peer was told to wait, for it would.
+	on(ReqRcvd, evForget, Closed, "released", (*Conn).forget)
 	for _, s := range []State{RepSent, RepMRA} {
 		on(s, evREQ, s, "REP", (*Conn).sendAgain)
 		on(s, evRTU, Established, "connected", (*Conn).established)

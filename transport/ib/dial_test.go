@@ -273,7 +273,7 @@ func TestAnsweringStaysBounded(t *testing.T) {
 	from := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 1, 0, byte(i)}) }
 	var waits time.Duration
 	for i := range maxAnswering + 1 {
-		wait, ok := l.admit(from(max(i, paceBurst) - paceBurst)) // of the first one more than answered at once
+		wait, ok, _ := l.admit(from(max(i, paceBurst) - paceBurst)) // of the first one more than answered at once
 		if !ok {
 			t.Fatalf("request %d is refused", i)
 		}
@@ -282,13 +282,13 @@ func TestAnsweringStaysBounded(t *testing.T) {
 	if l.waiting != 1 || l.turn(waits) {
 		t.Fatalf("%d wait, and what waited has room beside %d", l.waiting, maxAnswering)
 	}
-	if _, ok := l.admit(from(200)); ok {
+	if _, ok, _ := l.admit(from(200)); ok {
 		t.Errorf("one more is admitted where %d are answered", l.busy)
 	}
 }
 
 // TestAsksWaitTheirTurn: of one source a burst is answered at once, some wait their turn, and
-// what is beyond is refused, while another source is answered. Who waits when the listener ends
+// what is beyond has no answer, while another source is answered. Who waits when the listener ends
 // is refused.
 func TestAsksWaitTheirTurn(t *testing.T) {
 	w := newWorld(t, nil)
@@ -312,6 +312,9 @@ func TestAsksWaitTheirTurn(t *testing.T) {
 	for i, c := range asks {
 		b := <-c
 		if !strings.HasPrefix(string(b), "asked") {
+			if string(b) != "forgotten" {
+				t.Errorf("request %d is refused (%q), and would not come again", i, b)
+			}
 			continue
 		}
 		answered++

@@ -118,3 +118,5 @@ func (a *fakeAsked) Accept(q QP, p Param) error {
 func (a *fakeAsked) Reject(private []byte) {
 	a.once.Do(func() { a.reject <- padded(private, transport.MaxReject) })
 }
+
+func (a *fakeAsked) Forget() { a.once.Do(func() { a.reject <- []byte("forgotten") }) }

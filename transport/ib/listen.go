@@ -15,7 +15,7 @@ import (
 
 const (
 	// maxAnswering is how many calls of accept of a listener there are at a time. A request
-	// beyond them is refused, and the peer tries again; so is one beyond its source's pace.
+	// beyond them is refused, and the peer tries again; one beyond its source's pace is not answered.
 	maxAnswering = 64
 	// maxWaiting is how many requests wait for their turn. Each keeps one of the places of those
 	// that are unanswered, of which a device has 1,024 (package roce/cm), from all others.
@@ -52,29 +52,36 @@ func (p *Provider) ListenOneSided(local netip.AddrPort, accept func(transport.Co
 
 // ask is called on the reactor's thread, which accept may keep waiting.
 func (l *listener) ask(a Asked) {
-	wait, ok := l.admit(a.RemoteAddr().Addr())
-	if !ok {
+	wait, ok, fast := l.admit(a.RemoteAddr().Addr())
+	switch {
+	case fast:
+		// Whoever can send in a peer's name has that peer's pace taken: refused, a kernel would give its
+		// path up, and without an answer it asks again.
+		a.Forget()
+		return
+	case !ok:
 		a.Reject(nil)
 		return
 	}
 	l.p.m.Go(func() { l.call(a, wait) })
 }
 
-// admit says how long a request waits for its turn, and false if it is refused.
-func (l *listener) admit(from netip.Addr) (wait time.Duration, ok bool) {
+// admit says how long a request waits for its turn, and whether there is one: not if there are too
+// many, or if its source asks too fast.
+func (l *listener) admit(from netip.Addr) (wait time.Duration, ok, fast bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed || l.busy-l.waiting >= maxAnswering || l.waiting >= maxWaiting {
-		return 0, false
+		return 0, false, false
 	}
 	if wait, ok = l.pace.take(l.p.m.Clock(), from); !ok {
-		return 0, false
+		return 0, false, true
 	}
 	l.busy++
 	if wait > 0 {
 		l.waiting++
 	}
-	return wait, true
+	return wait, true, false
 }
 
 // turn waits for the turn of a request, and reports whether it is to be answered.

@@ -11,7 +11,7 @@ import (
 // others of this node wait meanwhile. Whoever means it asks for the next connection of a path when
 // it has the last, as kernels do with one for each of their processors, and has few requests under
 // way: they come later by some milliseconds, and none is refused, which would cost a kernel the path.
-// What one source wants beyond this is refused, and tried again by whoever means it.
+// What one source wants beyond this is as good as lost, and asked for again by whoever means it.
 const (
 	paceBurst  = 16
 	paceQueue  = 32
@@ -26,7 +26,7 @@ type pace struct {
 	rest  time.Duration                  // the same of those that there is no room for
 }
 
-// take says how long a request of a source waits for its turn, and false if it is refused.
+// take says how long a request of a source waits for its turn, and false if it has none.
 func (p *pace) take(now time.Duration, from netip.Addr) (wait time.Duration, ok bool) {
 	source := sourceOf(from)
 	until, known := p.until[source]

@@ -342,8 +342,8 @@ type Peer struct {
 	Param         Param          // that the peer has answered with
 }
 
-// Asked is a peer's request to connect. One of Accept and Reject answers it; the second of
-// two answers has no effect.
+// Asked is a peer's request to connect. One of Accept, Reject and Forget ends it; the second of
+// two has no effect.
 type Asked interface {
 	Param() Param
 	LocalAddr() netip.AddrPort
@@ -353,6 +353,9 @@ type Asked interface {
 	Accept(q QP, p Param) error
 	// Reject refuses. private is cut after 148 bytes.
 	Reject(private []byte)
+	// Forget has it be as if the request had been lost, if the device can: the peer asks again.
+	// Else it refuses.
+	Forget()
 }
 
 // ReasonConsumer is the Rejected.Reason of a program, as against the connection manager.

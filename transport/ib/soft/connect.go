@@ -320,3 +320,19 @@ func (a *asked) Reject(private []byte) {
 	d.mu.Unlock()
 	d.doorbell()
 }
+
+// Forget leaves the peer without an answer, unless it was told to wait for one.
+func (a *asked) Forget() {
+	d := a.d
+	d.mu.Lock()
+	now := d.m.Clock()
+	if !a.over {
+		a.over = true
+		if a.c.Forget(now) != nil {
+			_ = a.c.Reject(now, nil)
+		}
+	}
+	d.leave(now)
+	d.mu.Unlock()
+	d.doorbell()
+}
