@@ -182,7 +182,7 @@ func TestOnePortWithTwoAddresses(t *testing.T) {
 # TYPE rdsd_congested_port_age_seconds gauge
 rdsd_congested_port_age_seconds{address="10.0.0.2",port="5000",side="reader"} 0
 rdsd_congested_port_age_seconds{address="10.0.0.2",port="5000",side="sender"} 3
-# HELP rdsd_congested_port_blocked_sends Sends of this node refused or made to wait since the port became congested.
+# HELP rdsd_congested_port_blocked_sends Sends of this node refused or made to wait since the port became congested; 0 when the sockets they were of have gone.
 # TYPE rdsd_congested_port_blocked_sends gauge
 rdsd_congested_port_blocked_sends{address="10.0.0.2",port="5000",side="reader"} 0
 rdsd_congested_port_blocked_sends{address="10.0.0.2",port="5000",side="sender"} 5
