@@ -181,7 +181,7 @@ func TestNoMemoryForAFlow(t *testing.T) {
 	if _, err := s.Open(nobody(1), nil); err != rdserr.ErrWouldBlock {
 		t.Errorf("opened: %v", err)
 	}
-	now = writable("open", e, now, s, b)
+	writable("open", e, now, s, b)
 	d := mustOpen(t, s, nobody(1), nil)
 	if _, err := s.Open(nobody(1), nil); err != nil {
 		t.Errorf("opened once more: %v", err)
