@@ -121,7 +121,7 @@ func (c crowd) run(t *testing.T) {
 		})
 	}
 
-	accepted := c.send(ctx, t, a, from, list)
+	accepted, leave := c.send(ctx, t, a, from, list)
 	close(resume)
 	for until := time.Now().Add(5 * time.Minute); got.Load() < accepted && time.Now().Before(until); {
 		time.Sleep(20 * time.Millisecond)
@@ -130,6 +130,7 @@ func (c crowd) run(t *testing.T) {
 		t.Errorf("%d datagrams were accepted and %d arrived", accepted, n)
 	}
 	t.Logf("REPORT %d datagrams of 4 KiB to %d sockets at %d peers", accepted, c.sockets, c.peers())
+	leave() // what the daemon knows of their destinations is charged while they are there
 	settled(t, a, "memory_sending", 0)
 }
 
@@ -186,7 +187,7 @@ func addresses(first netip.Addr, net byte, n int) (l []netip.Addr, args []string
 
 // send offers each socket a number of datagrams, as often as there is room, and
 // returns how many were accepted. Every other sender is attached by rings.
-func (c crowd) send(ctx context.Context, t *testing.T, a *rdsdtest.Daemon, from []netip.Addr, to []*listener) (accepted int64) {
+func (c crowd) send(ctx context.Context, t *testing.T, a *rdsdtest.Daemon, from []netip.Addr, to []*listener) (accepted int64, leave func()) {
 	senders := len(from)
 	var n atomic.Int64
 	var wg sync.WaitGroup
@@ -217,5 +218,9 @@ func (c crowd) send(ctx context.Context, t *testing.T, a *rdsdtest.Daemon, from 
 		})
 	}
 	wg.Wait()
-	return n.Load()
+	return n.Load(), func() {
+		for _, c := range clients {
+			c.Close()
+		}
+	}
 }
