@@ -38,6 +38,11 @@ func TestEmptyDatagrams(t *testing.T) {
 							if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ENOBUFS) {
 								return
 							}
+							// The question for a new destination stands in the ring behind what waits for memory, of
+							// which the others may have taken all.
+							if fe == rdsd.Rings && errors.Is(err, unix.ETIMEDOUT) {
+								return
+							}
 							if !strings.Contains(err.Error(), "closed") {
 								t.Errorf("socket %d, datagram %d: %v", i, k, err)
 							}
