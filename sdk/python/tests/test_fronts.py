@@ -316,7 +316,8 @@ async def test_sends_by_credit_wait_for_no_answer(front: Front, fake: FakeDaemon
         await front.do(a.flush, timeout=0.05)  # it waits for the results
     # Slow ones leave their place to others, so that all of it is written.
     await asyncio.to_thread(_until_sent, fake, 22)
-    assert fake.received["monitor"][-1].monitor.set_events
+    # The other socket's question may come after it.
+    assert any(m.monitor.set_events for m in fake.received["monitor"])
     assert all(m.send.wait for m in fake.received["send"][2:5])
 
 
