@@ -16,14 +16,15 @@ type leftover struct {
 	err     error // why
 }
 
-// leaveExport and leaveMapping keep what could not be taken up.
+// leaveExport keeps an export that could not be taken up.
 func (h *Host) leaveExport(o *exportState, err error) {
 	h.mu.Lock()
 	h.leftovers = append(h.leftovers, leftover{export: o, err: err})
 	h.mu.Unlock()
 }
 
-// again: those who use it may still be there.
+// leaveMapping keeps a mapping that could not be taken up. With again its users may still be
+// there.
 func (h *Host) leaveMapping(o *mappingState, again bool, err error) {
 	if !again { // written down as of this start of the machine, it would say that they are
 		o.Verifier, o.SyncLost, o.Stale, o.Flushed = 0, false, false, false
