@@ -42,12 +42,19 @@ func (k *keptStream) SendMsg(m any) error {
 // keptSocket is a bound stream without links: what is not for itself waits for ever.
 func keptSocket(t *testing.T, change func(*rdsdv1.Bind)) (*sockStream, *keptStream, *world) {
 	t.Helper()
-	local := netip.MustParseAddr("127.0.0.1")
-	eng := newTestEngine(local, rds.DefaultConfig())
+	return keptSocketOf(t, newTestEngine(keptAddr, rds.DefaultConfig()), change)
+}
+
+// keptAddr is the address that such streams are bound to.
+var keptAddr = netip.MustParseAddr("127.0.0.1")
+
+// keptSocketOf is keptSocket with an engine for keptAddr.
+func keptSocketOf(t *testing.T, eng datagram.Engine, change func(*rdsdv1.Bind)) (*sockStream, *keptStream, *world) {
+	t.Helper()
 	n := newWorld(t, config.Default(), func(netip.Addr) datagram.Engine { return eng })
 	k := &keptStream{brittleStream: brittleStream{ctx: t.Context(), breaks: -1}}
 	s := newSockStream(n.clients, k, config.Identity{UID: 1})
-	b := clienttest.BindTo(local, 0)
+	b := clienttest.BindTo(keptAddr, 0)
 	change(b)
 	if err := s.bind(b); err != nil {
 		t.Fatal(err)

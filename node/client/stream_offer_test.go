@@ -7,9 +7,6 @@ import (
 	"testing"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
-	"github.com/rdsd/rdsd/node/client/clienttest"
-	"github.com/rdsd/rdsd/node/config"
-	"github.com/rdsd/rdsd/node/datagram"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -31,17 +28,9 @@ func (h *heldEngine) Unlock() {
 // each of its steps.
 func offerTo(t *testing.T, change func(*rdsdv1.Bind)) (*sockStream, *keptStream, *heldEngine) {
 	t.Helper()
-	local := netip.MustParseAddr("127.0.0.1")
-	eng := &heldEngine{testEngine: newTestEngine(local, rds.DefaultConfig())}
-	n := newWorld(t, config.Default(), func(netip.Addr) datagram.Engine { return eng })
-	k := &keptStream{brittleStream: brittleStream{ctx: t.Context(), breaks: -1}}
-	s := newSockStream(n.clients, k, config.Identity{UID: 1})
-	b := clienttest.BindTo(local, 0)
-	change(b)
-	if err := s.bind(b); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { eng.held = nil; s.close() })
+	eng := &heldEngine{testEngine: newTestEngine(keptAddr, rds.DefaultConfig())}
+	s, k, _ := keptSocketOf(t, eng, change)
+	t.Cleanup(func() { eng.held = nil }) // before the socket is closed
 	return s, k, eng
 }
 

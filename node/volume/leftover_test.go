@@ -54,7 +54,7 @@ func TestLimitsThatWereLoweredOnce(t *testing.T) {
 		mustExport(t, server.h, s)
 		maps[name] = mustMap(t, client.h, MapSpec{Node: server.node(), Name: name, Persist: true}).ID
 	}
-	// states lists what is there, with a mark at what could not be taken up.
+	// What is there, with a mark at what could not be taken up.
 	exports := func() (list []string) {
 		for _, x := range server.h.Exports() {
 			if x.State == "failed" {
