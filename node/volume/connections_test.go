@@ -4,11 +4,15 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"runtime"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/transport"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
 // TestConnectionsAreCharged: each connection of a session is charged to the peer while it lives, and
@@ -21,7 +25,7 @@ func TestConnectionsAreCharged(t *testing.T) {
 	used := func() int64 { return n.memory.Kinds()[quota.Peers].Used }
 	mustExport(t, srv, memory("one", 1<<20))
 	m := mustMap(t, cli, MapSpec{Node: n.node(), Name: "one"})
-	if got := used(); got != 2*connBytes {
+	if got := used(); got != 2*connBytes+srv.srv.pathBytes {
 		t.Errorf("two connections are charged with %d bytes", got)
 	}
 	if err := cli.Unmap(context.Background(), m.ID, true); err != nil {
@@ -52,6 +56,59 @@ func TestConnectionsAreCharged(t *testing.T) {
 	mustMap(t, cli, MapSpec{Node: n.node(), Name: "one"})
 }
 
+// TestPathsAreCharged: each path of a session is charged with its keys, as long as it is there.
+func TestPathsAreCharged(t *testing.T) {
+	port := freePort(t)
+	n := newServerNode(t, port)
+	n.memory = quota.New(256<<20, nil)
+	srv, cli := n.start(), newClientNode(t, port).start()
+	used := func() int64 { return n.memory.Kinds()[quota.Peers].Used }
+	mustExport(t, srv, memory("one", 1<<20))
+	m := mustMap(t, cli, MapSpec{Node: n.node(), Name: "one", Paths: n.twoPaths()})
+	path := 2*connBytes + srv.srv.pathBytes
+	if most := pathMemory(srv.srv.geo.QueueDepth, false); srv.srv.pathBytes > most || srv.srv.pathBytes < most/8 {
+		t.Errorf("a path is charged with %d bytes, and %d with keys of its own", srv.srv.pathBytes, most)
+	}
+	eventually(t, "two paths are charged", func() bool { return used() == 2*path })
+	if err := cli.RemovePath(testCtx(t), m.SessionID, n.twoPaths()[0]); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "one path is charged", func() bool { return used() == path })
+	if err := cli.Unmap(context.Background(), m.ID, true); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "nothing is charged", func() bool { return used() == 0 })
+}
+
+// TestWhatAKeyTakes: the memory that a path is charged with is what its keys take.
+func TestWhatAKeyTakes(t *testing.T) {
+	if n := unsafe.Sizeof(rtrswire.Desc{}); n != rtrswire.DescLen {
+		t.Errorf("a description has %d bytes here, and %d on the wire", n, rtrswire.DescLen)
+	}
+	const paths, depth = 64, 512
+	heap := func() int64 {
+		runtime.GC()
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	var domains [paths]*transport.Regions
+	chunk := make([]byte, 4096)
+	before := heap()
+	for i := range domains {
+		domains[i] = transport.NewRegions([32]byte{})
+		for range depth {
+			domains[i].Register(chunk)
+		}
+	}
+	each := (heap() - before) / (paths * depth)
+	if each > keyBytes || each < keyBytes/2 {
+		t.Errorf("a key takes %d bytes; %d are charged", each, keyBytes)
+	}
+	runtime.KeepAlive(&domains)
+}
+
 // TestRoomIsMadeForAConnection: where others hold all the memory but what peers leave to them, who
 // rests makes room for a connection of a session, and what he held is all that it takes. Who holds
 // much has nobody make room, and where nobody rests it is refused.
@@ -70,16 +127,16 @@ func TestRoomIsMadeForAConnection(t *testing.T) {
 	resting.Grow(quota.Peers, connBytes)
 	n.memory.Account(quota.User(1)).Grow(quota.Clients, n.memory.Limit()-connBytes)
 	peer := n.memory.Account(quota.Peer(netip.MustParseAddr("10.0.0.2")))
-	if err := srv.charge(peer); !errors.Is(err, rdserr.ErrNoMemory) || asked != 1 || peer.Used() != 0 {
+	if err := srv.charge(peer, connBytes); !errors.Is(err, rdserr.ErrNoMemory) || asked != 1 || peer.Used() != 0 {
 		t.Errorf("nobody rests: %v after %d questions, %d bytes are charged", err, asked, peer.Used())
 	}
 	rests = true
 	peer.Hold(littleBytes + 1)
-	if err := srv.charge(peer); !errors.Is(err, rdserr.ErrNoMemory) || asked != 1 {
+	if err := srv.charge(peer, connBytes); !errors.Is(err, rdserr.ErrNoMemory) || asked != 1 {
 		t.Errorf("for a peer with much: %v after %d questions", err, asked)
 	}
 	peer.Hold(-1)
-	if err := srv.charge(peer); err != nil || asked != 2 || n.memory.Used() != n.memory.Limit() {
+	if err := srv.charge(peer, connBytes); err != nil || asked != 2 || n.memory.Used() != n.memory.Limit() {
 		t.Errorf("one rests: %v after %d questions, %d bytes are held of %d", err, asked, n.memory.Used(), n.memory.Limit())
 	}
 }

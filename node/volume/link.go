@@ -42,6 +42,7 @@ type life struct {
 	open    int // links that have not said Closed
 	hung    bool
 	told    bool // the core was told, or will be at the end of the step
+	charge  pathCharge
 }
 
 func newLife(sh *shell, of stepper, path corePath, via *Transport, domain transport.Domain) *life {
@@ -107,6 +108,7 @@ func (f *life) check() {
 			f.domain.Close()
 			delete(f.sh.lives, f)
 			f.path.Gone(f.sh.last)
+			f.charge.give()
 		})
 	}
 }

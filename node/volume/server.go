@@ -42,8 +42,9 @@ type server struct {
 	// lostKernels are sessions of kernels that will come back, by name, and when they were lost.
 	lostKernels map[string]time.Time
 
-	geo    geometry // of every session; set by newServer
-	wanted geometry // what is configured, if geo is what kernels know instead; set by newServer
+	pathBytes int64    // pathMemory of each path; set by newServer
+	geo       geometry // of every session; set by newServer
+	wanted    geometry // what is configured, if geo is what kernels know instead; set by newServer
 
 	lmu       sync.Mutex
 	listeners []transport.Listener // guarded by lmu
@@ -74,6 +75,7 @@ func newServer(h *Host, old *state) (*server, error) {
 	if h.machine.Tune != nil {
 		h.machine.Tune(nil, &rc)
 	}
+	s.pathBytes = pathMemory(rc.QueueDepth, rc.NoInvalidate)
 	s.rt, err = rtrs.NewServer(rc, (*serverEnv)(s), rnd.Uint32(), h.now())
 	if err != nil {
 		return nil, err
@@ -205,7 +207,11 @@ func (s *server) accept(via *Transport, r transport.ConnRequest) {
 	a := &arrival{ConnRequest: r, via: via}
 	if s.h.memory != nil {
 		account := s.h.memory.Account(quota.Peer(from))
-		if err := s.charge(account); err != nil {
+		var path int64
+		if c, err := rtrswire.ParseConnReq(r.Private()); err == nil && c.Conn == 0 {
+			path = s.pathBytes
+		}
+		if err := s.charge(account, connBytes+path); err != nil {
 			account.Close()
 			no := rtrswire.Reject(uint16(syscall.ENOMEM))
 			r.Reject(no.Append(nil))
@@ -213,41 +219,81 @@ func (s *server) accept(via *Transport, r transport.ConnRequest) {
 			return
 		}
 		a.paid = account
+		if path > 0 {
+			a.path = pathCharge{s.h.memory.Account(quota.Peer(from)), path}
+		}
 	}
 	now := s.lock(s.clock())
 	s.rt.Connect(now, a, r.Private(), r.LocalAddr(), r.RemoteAddr())
 	s.finish(now)
 }
 
-// charge takes the memory of one more connection. When it is spent, a peer of datagrams that rests
-// makes room for one that holds little, as it does for a peer of datagrams that nobody knew:
+// charge takes the memory of one more connection. When it is spent, peers of datagrams that rest
+// make room for one that holds little, as they do for a peer of datagrams that nobody knew:
 // also where others hold all of the rest, the paths of a session come up. With more than that a
 // peer would have all that rest forgotten, one by one.
-func (s *server) charge(a *quota.Account) error {
-	err := a.Take(quota.Peers, connBytes)
-	if err != nil && s.h.evict != nil && a.Used() <= littleBytes && s.h.evict() {
-		err = a.Replace(quota.Peers, connBytes)
+func (s *server) charge(a *quota.Account, n int64) error {
+	err := a.Take(quota.Peers, n)
+	for range 1 + n/restBytes {
+		if err == nil || s.h.evict == nil || a.Used() > littleBytes || !s.h.evict() {
+			break
+		}
+		err = a.Replace(quota.Peers, n)
 	}
 	return err
 }
 
-// littleBytes is what a peer may hold for whose connection room is made: the record of a peer of
-// datagrams, and the connections of a few paths.
-const littleBytes = 64 << 10
+const (
+	// littleBytes is what a peer may hold for whose connection room is made: the record of a peer
+	// of datagrams, and a few paths.
+	littleBytes = 256 << 10
+	// restBytes is the least that one who rests gives back.
+	restBytes = 16 << 10
 
-// connBytes is what a connection of a session is charged with: its descriptions in the cores,
-// in the shell and in the transport. What a transport keeps ready beside that is its own.
-const connBytes = 4 << 10
+	// connBytes is what a connection of a session is charged with: its descriptions in the cores,
+	// in the shell and in the transport. What a transport keeps ready beside that is its own.
+	connBytes = 4 << 10
+	// keyBytes is what each key of a path takes beside its description: what a transport knows of
+	// it, and its place in a table that is half full at most.
+	keyBytes = 96
+)
+
+// pathMemory is what a path to chunks of so many is charged with beside its connections. It has a
+// key to each, or one to all.
+func pathMemory(depth int, oneKey bool) int64 {
+	n := int64(depth) * rtrswire.DescLen
+	if oneKey {
+		return n + keyBytes
+	}
+	return n + int64(depth)*keyBytes
+}
+
+// pathCharge is what was taken for a path. It is taken with connection 0, and given back when all
+// of the path's links have ended.
+type pathCharge struct {
+	paid *quota.Account // nil: nobody counts, or it was given back
+	n    int64
+}
+
+func (c *pathCharge) give() {
+	if c.paid != nil {
+		c.paid.Give(quota.Peers, c.n)
+		c.paid.Close()
+		c.paid = nil
+	}
+}
 
 // arrival is a connection that has come, from its request until it is refused or has ended.
 type arrival struct {
 	transport.ConnRequest
 	via  *Transport
 	paid *quota.Account // connBytes were taken from it; nil: nobody counts, or they were given back
+	path pathCharge     // of connection 0, until it is accepted
 }
 
 // leave gives back what the connection was charged with.
 func (a *arrival) leave() {
+	a.path.give()
 	if a.paid != nil {
 		a.paid.Give(quota.Peers, connBytes)
 		a.paid.Close()

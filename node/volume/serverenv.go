@@ -52,6 +52,9 @@ func (e *serverEnv) Accept(c *rtrs.ServerCon, attr transport.LinkAttr, rsp []byt
 	}
 	k := f.take(num, l)
 	k.closed = a.leave
+	if a.path.paid != nil {
+		f.charge, a.path = a.path, pathCharge{}
+	}
 	l.Start(k, c.RecvBytes())
 }
 
