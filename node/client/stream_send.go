@@ -1,6 +1,9 @@
 package client
 
 import (
+	"errors"
+	"time"
+
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/rds"
@@ -47,6 +50,42 @@ func (s *sockStream) reserveWindow(n, datagrams, flows int) error {
 	s.windowN++
 	s.windowB += n
 	return nil
+}
+
+// windowPatience is how long a batch that may wait does so for the memory to wait in, and windowLook how often it
+// looks. It is in memory meanwhile, as a message that has come, and is charged as that; what its client sends
+// behind it is not read.
+const (
+	windowPatience = 2 * time.Second
+	windowLook     = 5 * time.Millisecond
+)
+
+// awaitWindow is reserveWindow for b. That others hold all memory for a moment ends no send that may wait.
+func (s *sockStream) awaitWindow(b *inBatch) error {
+	err := s.reserveWindow(len(b.payload), len(b.lengths), len(b.dests))
+	if err == nil || !errors.Is(err, rdserr.ErrNoMemory) {
+		return err
+	}
+	begun, patience := time.Now(), windowPatience
+	if b.timeout > 0 {
+		patience = min(patience, b.timeout)
+	}
+	look := time.NewTicker(windowLook)
+	defer look.Stop()
+	for errors.Is(err, rdserr.ErrNoMemory) && time.Since(begun) < patience {
+		select {
+		case <-look.C:
+		case <-s.stream.Context().Done():
+			return rdserr.ErrClosed
+		}
+		if !s.memory.Tight(quota.Waiting, waitingSize(len(b.payload), len(b.lengths), len(b.dests))) {
+			err = s.reserveWindow(len(b.payload), len(b.lengths), len(b.dests))
+		}
+	}
+	if b.timeout > 0 {
+		b.timeout = max(b.timeout-time.Since(begun), 1)
+	}
+	return err
 }
 
 // waitingSize is what a batch takes while datagrams of it wait. The engine charges flows of what it has
@@ -120,7 +159,7 @@ func (s *sockStream) send(b *inBatch) {
 		return
 	}
 	if b.wait {
-		if err := s.reserveWindow(len(b.payload), len(b.lengths), len(b.dests)); err != nil {
+		if err := s.awaitWindow(b); err != nil {
 			s.refuseBatch(b, err)
 			return
 		}
