@@ -29,9 +29,11 @@ func accounts(t *testing.T, x, y *Device, payload uint64) {
 	if a.QueuePairs != 1 || b.QueuePairs != 1 || !a.Addr.IsLoopback() || a.Addr == b.Addr || a.Gone || b.Gone {
 		t.Errorf("%+v, %+v", a, b)
 	}
-	// Each packet has a header and a checksum of 16 bytes together at least.
-	if n := a.Counter("sent_bytes"); n < payload+16*a.Counter("sent_pkts") || n > payload+payload/8+100*a.Counter("sent_pkts") {
-		t.Errorf("%d bytes were sent in %d packets for a payload of %d", n, a.Counter("sent_pkts"), payload)
+	// Each packet has a header and a checksum of 16 bytes together at least. A machine that is busy may be so
+	// late with an acknowledgement that what was sent is sent again.
+	again := a.Counter("ack_timeouts")
+	if n := a.Counter("sent_bytes"); n < payload+16*a.Counter("sent_pkts") || n > payload+payload/8+100*a.Counter("sent_pkts") && again == 0 {
+		t.Errorf("%d bytes were sent in %d packets for a payload of %d; no acknowledgement came in time %d times", n, a.Counter("sent_pkts"), payload, again)
 	}
 	for _, s := range []*State{&a, &b} {
 		pkts := s.Counter("sent_pkts")
