@@ -42,6 +42,10 @@ type offering struct {
 	noRun    int // the first datagram that a run may begin with
 	missed   int // datagrams passed over since the last run that went
 
+	// refused has those of a batch's destinations that refused something, by what they are: a list
+	// may have one several times.
+	refused map[netip.AddrPort]*rawEndpoint
+
 	run, runDest int // bytes that go to the same destination still, and which it is; -1: none
 }
 
@@ -101,8 +105,7 @@ func (o *offering) locked(work int) {
 	}
 	most := min(s.sock.Options().SndBufBytes, wire.MaxDatagram)
 	for work > 0 && o.i < len(b.lengths) {
-		d := &b.dests[b.dest(o.i)]
-		if d.refused != nil && d.since < o.stretch {
+		if d := o.known(&b.dests[b.dest(o.i)]); d.refused != nil && d.since < o.stretch {
 			o.refuse(d.refused)
 			o.off += int(b.lengths[o.i])
 			o.i++
@@ -121,6 +124,29 @@ func (o *offering) locked(work int) {
 		*o.waiting = o.call
 	}
 	s.eng.Unlock()
+}
+
+// note keeps that d, which is dst, has refused something. With one destination nobody looks for it.
+func (o *offering) note(d *rawEndpoint, dst netip.AddrPort) {
+	if len(o.b.dests) < 2 {
+		return
+	}
+	if o.refused == nil {
+		o.refused = map[netip.AddrPort]*rawEndpoint{}
+	}
+	if o.refused[dst] == nil {
+		o.refused[dst] = d
+	}
+}
+
+// known is d, with what another entry for the same destination knows of it.
+func (o *offering) known(d *rawEndpoint) *rawEndpoint {
+	if d.refused == nil && o.refused != nil {
+		if first := o.refused[netip.AddrPortFrom(d.addr, uint16(d.port))]; first != nil {
+			d.refused, d.since = first.refused, first.since
+		}
+	}
+	return d
 }
 
 // offerOne offers the next datagram by itself.
@@ -157,6 +183,7 @@ func (o *offering) offerOne(now time.Duration, most int) {
 			// would have it arrive behind what was not.
 			if d.refused == nil {
 				d.refused, d.since = err, o.stretch
+				o.note(d, dst)
 			}
 		}
 		o.refuse(err)

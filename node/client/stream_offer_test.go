@@ -189,6 +189,30 @@ func TestRefusedInOrder(t *testing.T) {
 	}
 }
 
+// TestRefusedInOrderTwiceListed: nor is it for one to the same destination under another entry of the list.
+func TestRefusedInOrderTwiceListed(t *testing.T) {
+	s, k, eng := offerTo(t, func(b *rdsdv1.Bind) { b.SetSendBufferBytes(8 << 10) })
+	first := peerEndpoint(1)
+	b := crossing(1000, false, first, peerEndpoint(2))
+	b.lengths[0], b.payload = 8<<10, make([]byte, 8<<10) // the buffer is full
+	eng.held = func() {
+		if s.sock.Info().Undecided == 0 {
+			return
+		}
+		eng.held = nil
+		if n, _, err := s.sock.Cancel(0, netip.AddrPortFrom(first.addr, uint16(first.port))); n != 1 || err != nil {
+			t.Errorf("%d cancelled, %v", n, err)
+		}
+	}
+	b.dests = append(b.dests, first)
+	b.index[999] = 2
+	s.send(b)
+	got, errs := answered(t, s, k)
+	if got != 1 || len(errs) != 1 || errs[0].GetIndex() != 1 || errs[0].GetCount() != 999 {
+		t.Errorf("%d are accepted, errors %v", got, errs)
+	}
+}
+
 // TestClosedBetweenStretches: a socket that is closed meanwhile accepts nothing more, and nothing of
 // its batch is held.
 func TestClosedBetweenStretches(t *testing.T) {
