@@ -30,6 +30,7 @@ type Front struct {
 	deps    Deps
 	sockets *socketTable
 	sends   *access.Turns // of long batches
+	lacks   *access.Turns // of batches that wait for memory
 
 	refusals atomic.Int32 // under way
 
@@ -56,6 +57,7 @@ func New(d Deps) *Front {
 		deps:    d,
 		sockets: newSocketTable(l.MaxSockets, l.MaxSocketsPerUID, d.Memory),
 		sends:   access.NewTurns(1, 0),
+		lacks:   access.NewTurns(1, 0),
 		closers: access.NewClosers(d.Guard, maxClosing),
 		conns:   map[*shm.Conn]struct{}{},
 		rings:   map[*ringSock]struct{}{},

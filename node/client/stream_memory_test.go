@@ -68,9 +68,10 @@ func TestBatchWithoutMemory(t *testing.T) {
 	}
 }
 
-// TestWaitForMemoryEnds: a stream that ends waits for no memory, and other refusals are not waited out.
+// TestWaitForMemoryEnds: a stream that ends waits for no memory, other refusals are not waited out, and
+// who holds the memory himself is told at once.
 func TestWaitForMemoryEnds(t *testing.T) {
-	s, k, _ := spent(t)
+	s, k, give := spent(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	k.ctx = ctx
 	time.AfterFunc(20*time.Millisecond, cancel)
@@ -78,12 +79,60 @@ func TestWaitForMemoryEnds(t *testing.T) {
 	if err := s.awaitWindow(crossing(1, true, peerEndpoint(1))); !errors.Is(err, rdserr.ErrClosed) {
 		t.Errorf("a stream that has ended: %v", err)
 	}
-	s.windowN = sendWindowBatches
+	k.ctx = t.Context()
+	s.windowN, s.vain = sendWindowBatches, false
 	if err := s.awaitWindow(crossing(1, true, peerEndpoint(1))); !errors.Is(err, rdserr.ErrTooMany) {
 		t.Errorf("a window that is full: %v", err)
 	}
 	s.windowN = 0
+	give()
+	own := s.front.deps.Memory.Limit() - s.front.deps.Memory.Used()
+	s.memory.Grow(quota.Calls, own)
+	if err := s.awaitWindow(crossing(1, true, peerEndpoint(1))); !errors.Is(err, rdserr.ErrNoMemory) {
+		t.Errorf("the user holds it: %v", err)
+	}
+	s.memory.Give(quota.Calls, own)
 	if took := time.Since(begun); took >= windowPatience {
 		t.Errorf("they took %v", took)
+	}
+}
+
+// TestOneBatchWaitsInVain: a client sends what gives memory back behind its batches, so those behind one
+// that has waited in vain do not wait, until one has found memory.
+func TestOneBatchWaitsInVain(t *testing.T) {
+	s, k, give := spent(t)
+	b := crossing(1, true, peerEndpoint(1))
+	b.timeout = 20 * time.Millisecond
+	begun := time.Now()
+	s.send(b)
+	for range 20 {
+		s.send(crossing(1, true, peerEndpoint(1)))
+	}
+	if took := time.Since(begun); took >= windowPatience {
+		t.Errorf("21 batches took %v", took)
+	}
+	if err := s.write(true); err != nil || len(k.results) != 21 {
+		t.Fatalf("%d answers, %v", len(k.results), err)
+	}
+	give()
+	if s.send(crossing(1, true, peerEndpoint(1))); s.vain {
+		t.Error("one has found memory, and those behind it would not wait")
+	}
+}
+
+// TestOneOfAUserLooks: of the batches of one user that wait for memory one looks at a time, and all
+// end in their time.
+func TestOneOfAUserLooks(t *testing.T) {
+	s, _, _ := spent(t)
+	other := newSockStream(s.front, &keptStream{brittleStream: brittleStream{ctx: t.Context(), breaks: -1}}, s.id)
+	other.memory = s.memory
+	turn := s.front.lacks.Of(s.id.UID)
+	defer turn.Leave()
+	turn.Take(nil)
+	b := crossing(1, true, peerEndpoint(1))
+	b.timeout = 20 * time.Millisecond
+	begun := time.Now()
+	if err := other.awaitWindow(b); !errors.Is(err, rdserr.ErrNoMemory) || time.Since(begun) < 20*time.Millisecond {
+		t.Errorf("%v after %v", err, time.Since(begun))
 	}
 }

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"context"
 	"errors"
 	"time"
 
@@ -52,35 +53,48 @@ func (s *sockStream) reserveWindow(n, datagrams, flows int) error {
 	return nil
 }
 
-// windowPatience is how long a batch that may wait does so for the memory to wait in, and windowLook how often it
-// looks. It is in memory meanwhile, as a message that has come, and is charged as that; what its client sends
-// behind it is not read.
+// windowPatience is how long a batch that may wait does so for the memory to wait in. It is in memory meanwhile,
+// as a message that has come, and is charged as that; what its client sends behind it is not read.
+// windowLook is how often it looks, at first, and windowLooks at last.
 const (
 	windowPatience = 2 * time.Second
 	windowLook     = 5 * time.Millisecond
+	windowLooks    = 50 * time.Millisecond
 )
 
-// awaitWindow is reserveWindow for b. That others hold all memory for a moment ends no send that may wait.
+// awaitWindow is reserveWindow for b. That others hold all memory for a moment ends no send that may wait. Who
+// holds much of it himself does not wait: what gives it back, credits and cancels, stands behind. For the same
+// reason one batch waits in vain, and not each of those behind it. One of a user looks at a time.
 func (s *sockStream) awaitWindow(b *inBatch) error {
-	err := s.reserveWindow(len(b.payload), len(b.lengths), len(b.dests))
-	if err == nil || !errors.Is(err, rdserr.ErrNoMemory) {
+	n, datagrams, dests := len(b.payload), len(b.lengths), len(b.dests)
+	err := s.reserveWindow(n, datagrams, dests)
+	size := waitingSize(n, datagrams, dests)
+	if !errors.Is(err, rdserr.ErrNoMemory) || s.vain || s.memory.Used() > s.front.deps.Memory.Limit()/4 {
+		s.vain = s.vain && err != nil
 		return err
 	}
 	begun, patience := time.Now(), windowPatience
 	if b.timeout > 0 {
 		patience = min(patience, b.timeout)
 	}
-	look := time.NewTicker(windowLook)
-	defer look.Stop()
-	for errors.Is(err, rdserr.ErrNoMemory) && time.Since(begun) < patience {
+	ctx, cancel := context.WithTimeout(s.stream.Context(), patience)
+	defer cancel()
+	turn := s.front.lacks.Of(s.id.UID)
+	defer turn.Leave()
+	mine := turn.Take(ctx.Done())
+	for look := windowLook; mine && errors.Is(err, rdserr.ErrNoMemory); look = min(2*look, windowLooks) {
+		if !s.memory.Tight(quota.Waiting, size) {
+			err = s.reserveWindow(n, datagrams, dests)
+			continue
+		}
 		select {
-		case <-look.C:
-		case <-s.stream.Context().Done():
-			return rdserr.ErrClosed
+		case <-time.After(look):
+		case <-ctx.Done():
+			mine = false
 		}
-		if !s.memory.Tight(quota.Waiting, waitingSize(len(b.payload), len(b.lengths), len(b.dests))) {
-			err = s.reserveWindow(len(b.payload), len(b.lengths), len(b.dests))
-		}
+	}
+	if s.vain = err != nil; s.vain && s.stream.Context().Err() != nil {
+		return rdserr.ErrClosed
 	}
 	if b.timeout > 0 {
 		b.timeout = max(b.timeout-time.Since(begun), 1)
