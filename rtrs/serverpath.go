@@ -59,6 +59,9 @@ type serverCon struct {
 	sends
 }
 
+// ConPlaceBytes is what a path takes for each connection that its first one announces, made or not.
+const ConPlaceBytes = 40
+
 // add makes connection c of p.
 func (p *ServerPath) add(c *ServerCon) {
 	c.Path, p.cons[c.Num].ServerCon = p, c

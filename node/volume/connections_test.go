@@ -3,6 +3,7 @@ package volume
 import (
 	"context"
 	"errors"
+	"io"
 	"net/netip"
 	"runtime"
 	"strings"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/rtrs"
 	"github.com/rdsd/rdsd/transport"
 	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
@@ -25,7 +27,7 @@ func TestConnectionsAreCharged(t *testing.T) {
 	used := func() int64 { return n.memory.Kinds()[quota.Peers].Used }
 	mustExport(t, srv, memory("one", 1<<20))
 	m := mustMap(t, cli, MapSpec{Node: n.node(), Name: "one"})
-	if got := used(); got != 2*connBytes+srv.srv.pathBytes {
+	if got := used(); got != 2*(connBytes+rtrs.ConPlaceBytes)+srv.srv.pathBytes {
 		t.Errorf("two connections are charged with %d bytes", got)
 	}
 	if err := cli.Unmap(context.Background(), m.ID, true); err != nil {
@@ -65,7 +67,7 @@ func TestPathsAreCharged(t *testing.T) {
 	used := func() int64 { return n.memory.Kinds()[quota.Peers].Used }
 	mustExport(t, srv, memory("one", 1<<20))
 	m := mustMap(t, cli, MapSpec{Node: n.node(), Name: "one", Paths: n.twoPaths()})
-	path := 2*connBytes + srv.srv.pathBytes
+	path := 2*(connBytes+rtrs.ConPlaceBytes) + srv.srv.pathBytes
 	if most := pathMemory(srv.srv.geo.QueueDepth, false); srv.srv.pathBytes > most || srv.srv.pathBytes < most/8 {
 		t.Errorf("a path is charged with %d bytes, and %d with keys of its own", srv.srv.pathBytes, most)
 	}
@@ -78,6 +80,39 @@ func TestPathsAreCharged(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "nothing is charged", func() bool { return used() == 0 })
+}
+
+// asksFor is a request to connect that is not made when it is accepted.
+type asksFor struct {
+	private []byte
+	came    func()
+}
+
+func (a *asksFor) Private() []byte            { return a.private }
+func (a *asksFor) LocalAddr() netip.AddrPort  { return netip.MustParseAddrPort("127.0.0.1:1234") }
+func (a *asksFor) RemoteAddr() netip.AddrPort { return netip.MustParseAddrPort("127.0.0.1:5678") }
+func (a *asksFor) Reject([]byte)              {}
+func (a *asksFor) Accept(transport.Domain, transport.LinkAttr, []byte) (transport.OneSided, error) {
+	a.came()
+	return nil, io.EOF
+}
+
+// TestAnnouncedConnectionsAreCharged: what a path takes for the connections that it announces is charged
+// with its first one.
+func TestAnnouncedConnectionsAreCharged(t *testing.T) {
+	n := newServerNode(t, freePort(t))
+	n.memory = quota.New(256<<20, nil)
+	srv := n.start()
+	used := func() int64 { return n.memory.Kinds()[quota.Peers].Used }
+	for _, conns := range []uint16{1, rtrswire.MaxConns} {
+		r := rtrswire.ConnReq{Conns: conns, Attempt: 1, FirstConn: true, Session: [16]byte{1}, Path: [16]byte{2}}
+		var charged int64
+		srv.srv.accept(&srv.transports[0], &asksFor{r.Append(nil), func() { charged = used() }})
+		if want := connBytes + srv.srv.pathBytes + int64(conns)*rtrs.ConPlaceBytes; charged != want {
+			t.Errorf("%d connections announced: %d bytes are charged, want %d", conns, charged, want)
+		}
+		eventually(t, "nothing is charged", func() bool { return used() == 0 })
+	}
 }
 
 // TestWhatAKeyTakes: the memory that a path is charged with is what its keys take.

@@ -209,7 +209,7 @@ func (s *server) accept(via *Transport, r transport.ConnRequest) {
 		account := s.h.memory.Account(quota.Peer(from))
 		var path int64
 		if c, err := rtrswire.ParseConnReq(r.Private()); err == nil && c.Conn == 0 {
-			path = s.pathBytes
+			path = s.pathBytes + rtrs.ConPlaceBytes*int64(c.Conns)
 		}
 		if err := s.charge(account, connBytes+path); err != nil {
 			account.Close()
