@@ -49,6 +49,15 @@ func (n *Node) acceptor(l net.Listener, what string, refuse func(net.Conn, error
 	return a
 }
 
+// clientAcceptor is acceptor for clients of front. Connections that front has refused keep their descriptors until
+// they are closed, and a client may have that take as long as it likes: with no more left for clients, the
+// next are accepted when some have been closed. What links need is left.
+func (n *Node) clientAcceptor(l net.Listener, what string, refuse func(net.Conn, error), front interface{ Closing() int }) *accept.Listener {
+	a := n.acceptor(l, what, refuse)
+	a.Hold = func() bool { return front.Closing() > 0 && n.deps.FDs.Spent() }
+	return a
+}
+
 // refusePatience is how long a client that is refused may take to say its first words.
 const refusePatience = 50 * time.Millisecond
 

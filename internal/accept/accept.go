@@ -31,6 +31,8 @@ type Listener struct {
 	// wait, and need not close the connection. If it is nil the connection is closed
 	// without a reason.
 	Refuse func(c net.Conn, err error)
+	// Hold is asked before each connection is accepted; while it says so none is. It may be nil.
+	Hold func() bool
 
 	pause time.Duration // owned by the accepting goroutine
 	said  time.Time
@@ -46,6 +48,9 @@ func New(l net.Listener, what string, log *slog.Logger) *Listener {
 // Accept waits for a connection. One goroutine at a time calls it.
 func (l *Listener) Accept() (net.Conn, error) {
 	for {
+		if !l.held() {
+			return nil, net.ErrClosed
+		}
 		c, err := l.Listener.Accept()
 		if err == nil {
 			l.pause = 0
@@ -69,6 +74,21 @@ func (l *Listener) Accept() (net.Conn, error) {
 			return nil, net.ErrClosed
 		}
 	}
+}
+
+// holdLook is how often Hold is asked again.
+const holdLook = 10 * time.Millisecond
+
+// held waits as long as Hold says so; false: the listener is closed.
+func (l *Listener) held() bool {
+	for l.Hold != nil && l.Hold() {
+		select {
+		case <-time.After(holdLook):
+		case <-l.done:
+			return false
+		}
+	}
+	return true
 }
 
 // noDescriptor reports whether the process, or the system, has no descriptor left.

@@ -103,6 +103,25 @@ func TestCloseEndsAPause(t *testing.T) {
 	})
 }
 
+// TestHold: nothing is accepted while Hold says so, and a listener that is closed meanwhile ends.
+func TestHold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &failing{errs: []error{nil, nil}}
+		l := New(f, "test", nil)
+		asked := 0
+		l.Hold = func() bool { asked++; return asked <= 5 }
+		begun := time.Now()
+		if _, err := l.Accept(); err != nil || f.calls != 1 || time.Since(begun) != 5*holdLook {
+			t.Errorf("%v after %v, %d calls", err, time.Since(begun), f.calls)
+		}
+		l.Hold = func() bool { return true }
+		time.AfterFunc(time.Second, func() { l.Close() })
+		if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) || f.calls != 1 || time.Since(begun) != time.Second+5*holdLook {
+			t.Errorf("closed while held: %v after %v, %d calls", err, time.Since(begun), f.calls)
+		}
+	})
+}
+
 // TestReserve: without a free descriptor a connection is taken and told why it ends.
 func TestReserve(t *testing.T) {
 	inner, err := net.Listen("unix", t.TempDir()+"/s")

@@ -4,6 +4,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 
 	"github.com/rdsd/rdsd/internal/guard"
 )
@@ -12,8 +13,9 @@ import (
 // long as whoever has sent a descriptor there likes, and has a thread all that time. So one of
 // a user is closed at a time, the others wait their turn with it, and nobody else waits.
 type Closers struct {
-	guard *guard.Guard
-	most  int
+	guard   *guard.Guard
+	most    int
+	waiting atomic.Int64 // of all users
 
 	mu      sync.Mutex
 	running int                     // goroutines, one of a user and most in all
@@ -23,6 +25,8 @@ type Closers struct {
 type userClosers struct {
 	running bool
 	waits   []io.Closer
+	ending  bool            // a goroutine ends fresh
+	fresh   []*net.UnixConn // those whose client has not been told
 }
 
 // NewClosers closes connections of most users at a time.
@@ -30,12 +34,9 @@ func NewClosers(g *guard.Guard, most int) *Closers {
 	return &Closers{guard: g, most: most, of: map[uint32]*userClosers{}}
 }
 
-// Close has c closed, which is over for its client at once. It does not wait.
+// Close has c closed. It does not wait, and has nobody woken: a client may have a hundred thousand watchers
+// at its end. Its client sees the end in a moment, however long others of its user take.
 func (l *Closers) Close(uid uint32, c io.Closer) {
-	if u, ok := c.(*net.UnixConn); ok {
-		_ = u.CloseWrite() // a client that waits for its end sees it now
-		_ = u.CloseRead()
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	u := l.of[uid]
@@ -43,8 +44,40 @@ func (l *Closers) Close(uid uint32, c io.Closer) {
 		u = &userClosers{}
 		l.of[uid] = u
 	}
+	if k, ok := c.(*net.UnixConn); ok {
+		u.fresh = append(u.fresh, k)
+		if !u.ending {
+			u.ending = true
+			go l.end(u)
+		}
+	}
 	u.waits = append(u.waits, c)
+	l.waiting.Add(1)
 	l.start(uid, u)
+}
+
+// end tells clients of one user that their connections are over, until there are no more. One that is closed
+// meanwhile has told its client.
+func (l *Closers) end(u *userClosers) {
+	defer l.guard.Recover(guard.Accept, func(error) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		u.ending = false
+	})
+	for {
+		l.mu.Lock()
+		fresh := u.fresh
+		u.fresh = nil
+		u.ending = len(fresh) > 0
+		l.mu.Unlock()
+		for _, k := range fresh {
+			_ = k.CloseWrite()
+			_ = k.CloseRead()
+		}
+		if len(fresh) == 0 {
+			return
+		}
+	}
 }
 
 // start has the next one of a user closed, if it may be now. mu is held.
@@ -55,6 +88,7 @@ func (l *Closers) start(uid uint32, u *userClosers) {
 	c := u.waits[0]
 	u.waits[0] = nil
 	u.waits = u.waits[1:]
+	l.waiting.Add(-1)
 	u.running = true
 	l.running++
 	go func() { // ends with the close
@@ -83,11 +117,4 @@ func (l *Closers) ended(uid uint32, u *userClosers) {
 }
 
 // Waiting is how many connections wait for others to be closed.
-func (l *Closers) Waiting() (n int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, u := range l.of {
-		n += len(u.waits)
-	}
-	return n
-}
+func (l *Closers) Waiting() int { return int(l.waiting.Load()) }

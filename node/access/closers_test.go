@@ -1,9 +1,17 @@
 package access
 
 import (
+	"net"
+	"os"
+	"runtime"
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/internal/toll/tolltest"
 )
 
 // heldClose is a connection whose close takes until it is let go.
@@ -75,6 +83,44 @@ func TestClosers(t *testing.T) {
 			t.Errorf("%d wait of %d users, %d are being closed", n, len(l.of), l.running)
 		}
 	})
+}
+
+// TestEndsAreSeen: the client of a connection that waits to be closed sees its end, and nobody who watches there is
+// woken by whoever has it closed.
+func TestEndsAreSeen(t *testing.T) {
+	l := NewClosers(nil, 2)
+	stuck := newHeldClose()
+	l.Close(1, stuck)
+	defer stuck.letGo()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs := fds[1]
+	defer unix.Close(theirs)
+	tolltest.Watch(t, theirs)
+	file := os.NewFile(uintptr(fds[0]), "ours")
+	ours, err := net.FileConn(file)
+	file.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var before, after unix.Rusage
+	_ = unix.Getrusage(unix.RUSAGE_THREAD, &before)
+	l.Close(1, ours)
+	_ = unix.Getrusage(unix.RUSAGE_THREAD, &after)
+	if took := time.Duration(after.Stime.Nano() - before.Stime.Nano()); took > 3*time.Millisecond {
+		t.Errorf("the call took %v of the kernel", took)
+	}
+	_ = unix.SetsockoptTimeval(theirs, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 5})
+	if n, err := unix.Read(theirs, make([]byte, 1)); n != 0 || err != nil {
+		t.Errorf("behind one that takes long its client reads %d, %v", n, err)
+	}
+	if l.Waiting() != 1 {
+		t.Errorf("%d wait", l.Waiting())
+	}
 }
 
 func newClosed() *heldClose {

@@ -89,6 +89,15 @@ func (d *Descriptors) Close() {
 	}
 }
 
+// Spent reports whether so few are left that new clients are refused.
+func (d *Descriptors) Spent() bool {
+	if d.most == 0 {
+		return false
+	}
+	_, ok, _ := accept.Room(d.most, 1, KeepOfClients)
+	return !ok
+}
+
 // Room tells why so many cannot be had while others keep theirs.
 func (d *Descriptors) Room(need, keep int) error {
 	if d.most == 0 {

@@ -87,6 +87,9 @@ func (f *Front) refuse(c net.Conn, id config.Identity, err error) {
 	})
 }
 
+// Closing is how many refused connections wait to be closed.
+func (f *Front) Closing() int { return f.closers.Waiting() }
+
 // packetPatience is how long a client that is refused may take to say its first words.
 const packetPatience = 50 * time.Millisecond
 

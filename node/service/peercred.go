@@ -76,6 +76,9 @@ func (c *peerCreds) refuse(conn net.Conn, id config.Identity, level credentials.
 	return k, authInfo{credentials.CommonAuthInfo{SecurityLevel: level}, id, base.NoDescriptors(err)}, nil
 }
 
+// Closing is how many refused connections wait to be closed.
+func (f *Front) Closing() int { return f.closers.Waiting() }
+
 // measured ends a client's connection when it is too costly to be woken.
 func (c *peerCreds) measured(conn net.Conn, id config.Identity) net.Conn {
 	return toll.Wrap(conn, func(why error) { c.calls.count.CostlyClient(c.calls.log, id, why) })
