@@ -209,12 +209,16 @@ func (n *Node) serve(ctx context.Context, local, rings, remote net.Listener, pag
 		})
 	}
 	localServer := n.services.NewServer(true)
-	run("client socket", func() error { return localServer.Serve(n.clientAcceptor(local, "client socket", refuseHTTP2, n.services)) })
+	run("client socket", func() error {
+		return localServer.Serve(n.clientAcceptor(local, "client socket", refuseHTTP2, n.services))
+	})
 	control := n.clientAcceptor(rings, "ring socket", client.RefusePacket, n.clients)
 	run("ring socket", func() error { return n.clients.Serve(control) })
 	if remote != nil {
 		remoteServer := n.services.NewServer(false)
-		run("remote clients", func() error { return remoteServer.Serve(n.clientAcceptor(remote, "remote clients", refuseHTTP2, n.services)) })
+		run("remote clients", func() error {
+			return remoteServer.Serve(n.clientAcceptor(remote, "remote clients", refuseHTTP2, n.services))
+		})
 	}
 	if page != nil {
 		run("http", page.Serve)
