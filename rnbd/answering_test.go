@@ -28,6 +28,7 @@ func (a *answering) Submit(now time.Duration, r *rtrs.Req) error {
 }
 func (a *answering) Resume(now time.Duration)                              {}
 func (a *answering) Cancel(now time.Duration, r *rtrs.Req, err error) bool { return false }
+func (a *answering) Recall(now time.Duration, r *rtrs.Req, err error) bool { return false }
 func (a *answering) MaxIO() int                                            { return 64 << 10 }
 func (a *answering) Each(f func(r *rtrs.Req)) {
 	for _, r := range a.queue {

@@ -20,6 +20,7 @@ type Carrier interface {
 	Resume(now time.Duration)
 	Each(f func(r *rtrs.Req))
 	Cancel(now time.Duration, r *rtrs.Req, err error) bool
+	Recall(now time.Duration, r *rtrs.Req, err error) bool
 	MaxIO() int
 }
 
@@ -367,7 +368,7 @@ func (c *Client) tryResume(now time.Duration) {
 		if v := p.call.v; v.state == Open && p.n <= v.most(p.call.r.Op) {
 			p.message(v.id)
 		} else {
-			c.rt.Cancel(now, r, errAgain)
+			c.rt.Recall(now, r, errAgain)
 		}
 	})
 	c.resumed = true

@@ -131,7 +131,7 @@ func (c *Client) Submit(now time.Duration, r *Req) error {
 		panic("rtrs: a request submitted twice")
 	}
 	c.enter(now)
-	r.Err, r.at, r.submitted, r.expired, r.again = nil, queued, c.now, false, nil
+	r.Err, r.at, r.submitted, r.expired, r.recalled, r.again = nil, queued, c.now, false, nil, nil
 	// Its time began when the user first submitted it: a request that is cancelled and
 	// submitted again gains no time.
 	if r.Since != 0 {
@@ -223,6 +223,16 @@ func (c *Client) Cancel(now time.Duration, r *Req, err error) bool {
 	c.enter(now)
 	c.giveUp(r, err)
 	c.leave()
+	return true
+}
+
+// Recall is Cancel for a request that is to come back, not to fail: one that may still happen is done with err when
+// that is impossible. So others are sent meanwhile, as they are while it waits to be sent again.
+func (c *Client) Recall(now time.Duration, r *Req, err error) bool {
+	if r.Op != Write || r.at != stranded && (r.at != inFlight || r.path.state != Closing) {
+		return c.Cancel(now, r, err)
+	}
+	r.recalled = err
 	return true
 }
 

@@ -2,6 +2,7 @@ package rtrs
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
@@ -173,13 +174,21 @@ func (e *epoch) end() {
 	}
 	// From the last one on, each goes before the others: so they stand in their old order,
 	// before requests submitted since.
+	var back []*Req
 	for r := e.reqs.last; r != nil; r = e.reqs.last {
 		e.reqs.remove(r)
 		if r.session == c.session {
 			c.free = append(c.free, r.permit)
 		}
+		if r.recalled != nil {
+			back = append(back, r)
+			continue
+		}
 		r.at, r.epoch = queued, nil
 		c.waiting(r).insert(r, nil)
+	}
+	for _, r := range slices.Backward(back) {
+		c.finish(r, r.recalled)
 	}
 }
 

@@ -1,6 +1,7 @@
 package rtrs
 
 import (
+	"errors"
 	"syscall"
 	"testing"
 	"time"
@@ -69,6 +70,49 @@ func TestCancelOnAPathThatIsGivenUp(t *testing.T) {
 	}
 	if f.c.ghosts != 1 { // it may still happen
 		t.Errorf("%d ghosts", f.c.ghosts)
+	}
+	if what := f.c.broken(); what != "" {
+		t.Error(what)
+	}
+}
+
+// TestRecallHoldsUpNobody: a write that is to come back from a path that was lost is not sent again, and comes
+// back when it cannot happen any more; others are sent before that.
+func TestRecallHoldsUpNobody(t *testing.T) {
+	f := newFakeClient(t, ClientConfig{})
+	p := f.add(1)
+	f.connect(p, fourChunks, ours, 7)
+	q := f.add(2)
+	f.connect(q, fourChunks, ours, 7)
+	f.take()
+	again := errors.New("again")
+	r := f.submit(Write, make([]byte, 512))
+	lost := one(t, f.take()).path.(*ClientPath)
+	if f.c.Recall(f.now, r, again) {
+		t.Fatal("recalled in flight")
+	}
+	lost.Lost(f.now, 0, syscall.ECONNRESET)
+	if !f.c.Recall(f.now, r, again) {
+		t.Fatal("not recalled from a path that is given up")
+	}
+	lost.Gone(f.now)
+	if !f.c.Recall(f.now, r, again) || len(f.done) != 0 || f.c.ghosts != 0 {
+		t.Fatalf("%d are done, %d ghosts", len(f.done), f.c.ghosts)
+	}
+	f.take() // the fence
+	other := f.submit(Write, make([]byte, 1024))
+	if o := one(t, f.take()); o.op.Kind != transport.OpWriteImm {
+		t.Errorf("another write was not sent: %+v", o)
+	}
+	left := p
+	if lost == p {
+		left = q
+	}
+	left.c.epochs[0].fenced = true
+	f.c.Tick(f.now)
+	left.c.fence()
+	if one(t, f.done) != r || r.Err != again || other.at != inFlight {
+		t.Errorf("it came back with %v; the other is %v", r.Err, other.at)
 	}
 	if what := f.c.broken(); what != "" {
 		t.Error(what)

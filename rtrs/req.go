@@ -40,6 +40,7 @@ type Req struct {
 	// The other fields belong to its Client.
 	at        reqState
 	expired   bool        // its limit passed while it was in flight
+	recalled  error       // it is not sent again, but done with this when its epoch has ended
 	again     *ClientPath // sent before, last on this path
 	submitted time.Duration
 	sent      time.Duration
