@@ -1,13 +1,18 @@
 package volume
 
 import (
+	"encoding/json"
 	"errors"
+	"os"
+	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 
 	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/blk/nbd"
 )
 
 // otherWrites has another node map disk of server, write there, and unmap it.
@@ -135,6 +140,89 @@ func TestLostSyncIsKnownToTheNextDaemon(t *testing.T) {
 	m = mustMap(t, client.h, MapSpec{Node: m.Node, Name: m.Name, Paths: m.Paths})
 	if err := open(t, m).Flush(); err != nil {
 		t.Errorf("mapped anew: %v", err)
+	}
+}
+
+// fillDisk is a directory that nothing can be written to while it is full.
+type fillDisk struct {
+	Disk
+	full *atomic.Bool
+}
+
+func (d fillDisk) Write(b []byte) error {
+	if d.full.Load() {
+		return syscall.ENOSPC
+	}
+	return d.Disk.Write(b)
+}
+
+// written is what stands in a node's file.
+func written(t *testing.T, n *testNode) (st state) {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(n.cfg.StateDir, stateFile))
+	if err == nil {
+		err = json.Unmarshal(b, &st)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return st
+}
+
+// TestFlushedIsTakenBackBeforeTheFirstWrite: an end in order writes down that all was flushed. A
+// daemon that cannot take that back lets nobody write, for the next one would believe it.
+func TestFlushedIsTakenBackBeforeTheFirstWrite(t *testing.T) {
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	server.boot = "one"
+	server.cfg.Exports = []ExportSpec{file(t, "disk", 8<<20)}
+	server.start()
+	client.start()
+	m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk", Persist: true})
+	user := open(t, m)
+	if err := writePattern(user, 0, 4096, 1, 4096); err != nil {
+		t.Fatal(err)
+	}
+	if err := user.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	client.stop()
+	if st := written(t, client); !st.Mappings[0].Flushed {
+		t.Fatalf("an end in order has left %+v", st.Mappings[0])
+	}
+
+	var full atomic.Bool
+	full.Store(true)
+	client.disk = func(dir string) (Disk, error) {
+		d, err := openDisk(dir)
+		return fillDisk{d, &full}, err
+	}
+	client.start()
+	eventually(t, "it says why it is not there", func() bool {
+		i, err := client.h.Mapping(m.ID)
+		return err == nil && i.State == StateInit && strings.Contains(i.LastError, syscall.ENOSPC.Error())
+	})
+	if c, err := nbd.DialURI(testCtx(t), m.URI); err == nil {
+		c.Close()
+		t.Error("programs can write while the state says that all was flushed")
+	}
+	full.Store(false)
+	user, _ = opensAgain(t, m)
+	if st := written(t, client); st.Mappings[0].Flushed {
+		t.Errorf("programs can write, and the state has %+v", st.Mappings[0])
+	}
+	if err := writePattern(user, 0, 4096, 2, 4096); err != nil {
+		t.Fatal(err)
+	}
+	user.Close()
+	client.crash()
+	server.stop()
+	server.boot = "two"
+	server.start()
+	client.start()
+	user, _ = opensAgain(t, m)
+	if err := user.Flush(); !errors.Is(err, syscall.EIO) {
+		t.Errorf("a flush over a write that may be lost: %v", err)
 	}
 }
 

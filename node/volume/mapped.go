@@ -43,6 +43,7 @@ type mapping struct {
 	gave  bool      // guarded by Host.mu; it was left to the next Host, and kept does not change any more
 
 	restored bool  // an earlier Host had it
+	unsaid   bool  // the state still says that all was flushed (restore)
 	resume   bool  // the kernel has the device already
 	ending   bool  // guarded by Host.mu; Unmap
 	lastErr  error // guarded by c.mu

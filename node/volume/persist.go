@@ -116,6 +116,7 @@ func (h *Host) startMappings(old *state) {
 		if m.again = again; again {
 			m.kept = o.kept()
 		}
+		m.unsaid = o.Flushed && old.Boot == h.store.boot
 		h.work.Go(func() { // ends when it is there, unmapped, or the Host ends
 			defer h.guard.Recover(guard.Step, nil) // beside the attempts; nothing would make another
 			m.restore()
@@ -132,10 +133,6 @@ const (
 // restore brings a mapping up, however long that takes.
 func (m *mapping) restore() {
 	h := m.h
-	if m.again && m.kept.Flushed {
-		// From the first request on it is not true any more. An error is told as always.
-		h.save()
-	}
 	said := ""
 	for pause := restoreMin; ; pause = min(2*pause, restoreMax) {
 		m.turn.Lock()
@@ -148,11 +145,20 @@ func (m *mapping) restore() {
 		raw := MapSpec{Paths: m.spec.Paths}
 		h.mu.Unlock()
 		var err error
-		if e := h.guard.Do(guard.Volume, func() {
-			guard.Point("restore")
-			err = m.bringUp(ctx, &raw, false)
-		}); e != nil {
-			err = e // it is tried again
+		if m.unsaid {
+			// From the first request on it is not true any more. With a lost write behind it, it would
+			// have the next Host say that there is none.
+			if err = h.save(); err == nil {
+				m.unsaid = false
+			}
+		}
+		if err == nil {
+			if e := h.guard.Do(guard.Volume, func() {
+				guard.Point("restore")
+				err = m.bringUp(ctx, &raw, false)
+			}); e != nil {
+				err = e // it is tried again
+			}
 		}
 		cancel()
 		m.turn.Unlock()

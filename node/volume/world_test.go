@@ -35,9 +35,10 @@ type testNode struct {
 	memory *quota.Node // nil: none is counted
 	evict  func() bool // Deps.Evict
 	links  func(transport.OneSidedProvider) transport.OneSidedProvider
-	unlink func()      // closes what links made
-	others []Transport // beside TCP
-	boot   string      // of its machine; "": this one's
+	unlink func()                     // closes what links made
+	others []Transport                // beside TCP
+	boot   string                     // of its machine; "": this one's
+	disk   func(string) (Disk, error) // the same; nil
 }
 
 // The server is 127.0.0.2, and 127.0.0.3 for second paths; the client 127.0.0.1.
@@ -111,6 +112,9 @@ func (n *testNode) start() *Host {
 	m := thisMachine(nil)
 	if n.boot != "" {
 		m.Boot = n.boot
+	}
+	if n.disk != nil {
+		m.Disk = n.disk
 	}
 	n.h, err = newHostOn(n.cfg, Deps{Provider: links, Others: n.others, Reactors: []*reactor.Reactor{n.r}, Log: log, Layer: n.wrap, Memory: n.memory, Evict: n.evict}, n.drv, m)
 	if err != nil {
