@@ -293,6 +293,13 @@ func KernelPair() (kernel *os.File, ours net.Conn, err error) {
 // sysBlock is where the kernel describes block devices; tests have another.
 var sysBlock = "/sys/block"
 
+// Backend returns what the kernel knows a device by (Attach.Backend). It returns false for one
+// that is not attached, or not over netlink, and on a kernel older than 5.14.
+func Backend(index int) (string, bool) {
+	b, err := os.ReadFile(filepath.Join(sysBlock, "nbd"+strconv.Itoa(index), "backend"))
+	return strings.TrimSuffix(string(b), "\n"), err == nil
+}
+
 // SetMaxRequest lets a device make requests as large as the driver can, up to n
 // bytes. The default is small and costs throughput.
 func SetMaxRequest(index int, n int) error {

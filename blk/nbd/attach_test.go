@@ -403,3 +403,21 @@ func TestSetMaxRequest(t *testing.T) {
 		t.Errorf("a device that is not there: %v", err)
 	}
 }
+
+func TestBackend(t *testing.T) {
+	old := sysBlock
+	defer func() { sysBlock = old }()
+	sysBlock = t.TempDir()
+	if b, ok := Backend(3); ok {
+		t.Errorf("a device that is not attached: %q", b)
+	}
+	if err := os.MkdirAll(filepath.Join(sysBlock, "nbd3"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(sysBlock, "nbd3", "backend"), []byte("rdsd:v1:07\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if b, ok := Backend(3); !ok || b != "rdsd:v1:07" {
+		t.Errorf("%q, %v", b, ok)
+	}
+}

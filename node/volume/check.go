@@ -74,6 +74,9 @@ func (k *checks) mapping(m *MappingInfo) {
 				k.add(SeverityError, what, "unmap it and map it again", "the socket %s is gone", m.Socket)
 			}
 		}
+		if m.As == AsNBD && m.LastError == noDevice {
+			k.add(SeverityError, what, "unmap it and map it again", noDevice)
+		}
 		for _, o := range m.Ops {
 			if o.Errors > 0 {
 				k.add(SeverityWarning, what, "see the events and the server's log", "%d of %d operations %q have failed", o.Errors, o.Completed, o.Op)

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -28,12 +29,13 @@ type driver struct {
 	reconfigure func(index int, a nbd.Attach) error
 	disconnect  func(index int) error
 	status      func(index int) (map[int]bool, error)
+	backend     func(index int) (string, bool) // what it knows a device by, if that can be told
 	maxRequest  func(index, n int) error
 	held        func(index int) bool // somebody has it mounted, or in exclusive use
 	present     func() error         // nil: there is such a driver
 }
 
-var kernelDriver = driver{nbd.Connect, nbd.Reconfigure, nbd.Disconnect, nbd.Status, nbd.SetMaxRequest, heldDevice, haveKernel}
+var kernelDriver = driver{nbd.Connect, nbd.Reconfigure, nbd.Disconnect, nbd.Status, nbd.Backend, nbd.SetMaxRequest, heldDevice, haveKernel}
 
 // heldDevice tells whether a device is mounted or in use by another device.
 func heldDevice(index int) bool {
@@ -74,6 +76,9 @@ type kernelFront struct {
 
 	once  sync.Once
 	ended chan struct{} // closed by stop and close
+
+	lost atomic.Bool               // somebody else has detached the device, or the kernel has given it up
+	gone func(*kernelFront, error) // called once, after that
 }
 
 type kernelOptions struct {
@@ -82,6 +87,7 @@ type kernelOptions struct {
 	timeout time.Duration // of a request
 	dead    time.Duration // without a connection
 	resume  bool          // the device is attached already: give it new sockets
+	gone    func(f *kernelFront, err error)
 }
 
 // openKernel attaches a device.
@@ -93,7 +99,7 @@ func openKernel(drv driver, o kernelOptions, d blk.Device, home *reactor.Reactor
 	if err != nil {
 		return nil, err
 	}
-	f := &kernelFront{drv: drv, index: o.index, backend: o.backend, timeout: o.timeout, dead: o.dead, srv: srv, log: log, guard: h.guard, ended: make(chan struct{})}
+	f := &kernelFront{drv: drv, index: o.index, backend: o.backend, timeout: o.timeout, dead: o.dead, srv: srv, log: log, guard: h.guard, ended: make(chan struct{}), gone: o.gone}
 	ours, err := f.connect(d.Info(), o.resume)
 	if err != nil {
 		f.stop()
@@ -146,11 +152,12 @@ func (f *kernelFront) renew(ctx context.Context) (net.Conn, error) {
 // when a request has passed its timeout, it gets another one.
 func (f *kernelFront) serve(nc net.Conn) {
 	f.done.Add(1)
-	go func() { // ends with stop, or when the kernel has given the device up
+	go func() { // ends with stop, or when the device is not ours any more
 		defer f.done.Done()
 		defer f.guard.Recover(guard.Volume, nil)
-		if err := f.srv.ServeDevice(nc, "", f.renew); err != nil && !f.stopped() {
-			f.log.Error("volume: the kernel takes no new connection; the device was detached by somebody else", "device", nbdPath(f.index), "err", err)
+		if err := f.srv.ServeDevice(nc, "", f.renew); !f.stopped() {
+			f.lost.Store(true)
+			f.gone(f, err)
 		}
 	}()
 }
@@ -171,13 +178,22 @@ func (f *kernelFront) stopped() bool {
 	}
 }
 
-// Users returns 1: the kernel does not tell.
-func (f *kernelFront) Users() int { return 1 }
+// Users returns 1 while there is the device: the kernel does not tell.
+func (f *kernelFront) Users() int {
+	if f.lost.Load() {
+		return 0
+	}
+	return 1
+}
 
-// Busy opens the device, which may make the kernel read from it.
-func (f *kernelFront) Busy() bool { return f.drv.held(f.index) }
+// Busy opens the device, which may make the kernel read from it. A device that was detached
+// may be another's by now.
+func (f *kernelFront) Busy() bool { return !f.lost.Load() && f.drv.held(f.index) }
 
 func (f *kernelFront) Resized(i *blk.Info) {
+	if f.lost.Load() {
+		return
+	}
 	a := f.attach()
 	a.Size, a.BlockSize = i.Size, i.LogicalBlock
 	if err := f.drv.reconfigure(f.index, a); err != nil {
@@ -194,11 +210,23 @@ func (f *kernelFront) Close(ctx context.Context, leave bool) error {
 		// meantime would be an error of the disk.
 		return f.srv.Close()
 	}
-	err := f.drv.disconnect(f.index)
+	var err error
+	if f.ours() {
+		err = f.drv.disconnect(f.index)
+	}
 	if e := f.srv.Shutdown(ctx); err == nil {
 		err = e
 	}
 	return err
+}
+
+// ours tells whether the kernel's device of that number is this one. Others may have got the
+// number since it was detached. Where the kernel does not tell, ours is what was not detached.
+func (f *kernelFront) ours() bool {
+	if b, known := f.drv.backend(f.index); known {
+		return b == f.backend
+	}
+	return !f.lost.Load()
 }
 
 // haveKernel tells why there can be no kernel device; nil: there can.

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -24,6 +25,7 @@ type fakeKernel struct {
 	devices map[int]*fakeDevice
 	busy    bool // every device is mounted
 	missing bool // there is no driver
+	old     bool // it does not tell what it knows devices by
 }
 
 type fakeDevice struct {
@@ -39,7 +41,7 @@ func newFakeKernel() *fakeKernel {
 }
 
 func (k *fakeKernel) driver() driver {
-	return driver{connect: k.connect, reconfigure: k.reconfigure, disconnect: k.disconnect, status: k.status,
+	return driver{connect: k.connect, reconfigure: k.reconfigure, disconnect: k.disconnect, status: k.status, backend: k.backend,
 		maxRequest: func(int, int) error { return nil },
 		held:       func(int) bool { k.mu.Lock(); defer k.mu.Unlock(); return k.busy },
 		present: func() error {
@@ -110,7 +112,17 @@ func (k *fakeKernel) reconfigure(index int, a nbd.Attach) error {
 	return d.take(a.Sockets)
 }
 
+// disconnect says so to the server, as the kernel does whoever asks for it.
 func (k *fakeKernel) disconnect(index int) error {
+	if c := k.device(index).conn; c != nil {
+		c.Write(append([]byte{0x25, 0x60, 0x95, 0x13, 0, 0, 0, 2}, make([]byte, 20)...))
+	}
+	k.giveUp(index)
+	return nil
+}
+
+// giveUp ends a device without a word.
+func (k *fakeKernel) giveUp(index int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if d := k.devices[index]; d != nil {
@@ -118,7 +130,15 @@ func (k *fakeKernel) disconnect(index int) error {
 	}
 	delete(k.devices, index)
 	k.changed.Broadcast()
-	return nil
+}
+
+func (k *fakeKernel) backend(index int) (string, bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if d := k.devices[index]; d != nil && !k.old {
+		return d.attach.Backend, true
+	}
+	return "", false
 }
 
 func (k *fakeKernel) status(int) (map[int]bool, error) {
@@ -346,5 +366,76 @@ func TestKernelDeviceThatIsGoneIsAttachedAnew(t *testing.T) {
 	k.missing = true
 	if _, err := client.h.Map(testCtx(t), MapSpec{Node: server.node(), Name: "mem", As: AsNBD, Session: "x"}); !errors.Is(err, syscall.ENOSYS) {
 		t.Logf("here the driver is loaded: %v", err)
+	}
+}
+
+// TestDeviceThatSomebodyDetached: somebody detaches the device of a mapping, and the kernel gives
+// its number to the next. Ending the one takes nothing from the other.
+func TestDeviceThatSomebodyDetached(t *testing.T) {
+	for _, c := range []struct {
+		what   string
+		detach func(*fakeKernel)
+		old    bool
+	}{
+		{"nbd-client -d", func(k *fakeKernel) { k.disconnect(0) }, false},
+		{"given up", func(k *fakeKernel) { k.giveUp(0) }, false},
+		{"nbd-client -d, before Linux 5.14", func(k *fakeKernel) { k.disconnect(0) }, true},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			server, client, k := withKernel(t)
+			k.old = c.old
+			mustExport(t, server.h, memory("one", 8<<20))
+			mustExport(t, server.h, memory("two", 8<<20))
+			first := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "one", As: AsNBD, Persist: true})
+			c.detach(k)
+			eventually(t, "it is seen", func() bool {
+				i, err := client.h.Mapping(first.ID)
+				return err == nil && i.State == StateOpen && i.Device == "" && i.LastError == noDevice && i.Users == 0
+			})
+			second := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "two", As: AsNBD, Persist: true})
+			if second.Device != first.Device {
+				t.Fatalf("the next has %s", second.Device)
+			}
+			if l, err := client.h.Check(testCtx(t), first.ID); err != nil || !slices.ContainsFunc(l, func(f Finding) bool { return f.Severity == SeverityError && f.Text == noDevice }) {
+				t.Errorf("check says %+v, %v", l, err)
+			}
+			if i, err := client.h.Mapping(second.Device); err != nil || i.ID != second.ID {
+				t.Errorf("%s is that of %+v, %v", second.Device, i, err)
+			}
+			if _, err := server.h.ResizeExport(testCtx(t), "one", 16<<20); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := client.h.ResizeMapping(testCtx(t), first.ID, 0); err != nil {
+				t.Fatal(err)
+			}
+			k.mu.Lock()
+			k.busy = true // that is the other's
+			k.mu.Unlock()
+			if err := client.h.Unmap(testCtx(t), first.ID, false); err != nil {
+				t.Fatal(err)
+			}
+			if d := k.device(0); d.conn == nil || d.size != 8<<20 {
+				t.Fatalf("the other's device is %+v", d)
+			}
+			if err := writePattern(&disk{k: k}, 0, 4096, 1, 4096); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// TestEndOfAMappingSparesAnothersDevice: that a device was detached is not always known yet.
+func TestEndOfAMappingSparesAnothersDevice(t *testing.T) {
+	server, client, k := withKernel(t)
+	mustExport(t, server.h, memory("mem", 8<<20))
+	m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "mem", As: AsNBD})
+	k.mu.Lock()
+	k.devices[0].attach.Backend = "another's"
+	k.mu.Unlock()
+	if err := client.h.Unmap(testCtx(t), m.ID, true); err != nil {
+		t.Fatal(err)
+	}
+	if k.device(0).conn == nil {
+		t.Error("another's device was detached")
 	}
 }

@@ -104,6 +104,9 @@ func (h *Host) MappingCounts(what string) (c [blk.NumOps]blk.OpCounts, ok bool) 
 	return m.stats.Counts(), true
 }
 
+// noDevice is what is wrong with a mapping that is open and has no device.
+const noDevice = "its kernel device was detached by somebody else"
+
 // describe is called with Host.mu held.
 func (m *mapping) describe() MappingInfo {
 	i := MappingInfo{MapSpec: m.spec, State: StateInit, Since: m.since}
@@ -120,6 +123,9 @@ func (m *mapping) describe() MappingInfo {
 	}
 	if m.c != nil {
 		m.c.describe(m, &i)
+	}
+	if k, ok := m.front.(*kernelFront); ok && k.lost.Load() {
+		i.LastError = noDevice
 	}
 	if m.ending {
 		i.State = StateUnmapped

@@ -235,17 +235,33 @@ func (m *mapping) show() error {
 	m.front = f
 	m.move(shown)
 	if k, ok := f.(*kernelFront); ok {
-		m.spec.Device = nbdPath(k.index)
+		if m.spec.Device = nbdPath(k.index); k.lost.Load() {
+			m.spec.Device = ""
+		}
 	}
 	h.mu.Unlock()
 	return nil
+}
+
+// detached takes the number from a mapping whose device somebody else has detached: the kernel
+// gives it to the next. The mapping stays, without a device, until it is unmapped.
+func (m *mapping) detached(f *kernelFront, err error) {
+	h := m.h
+	h.mu.Lock()
+	if m.front == f { // else show sees to it
+		m.spec.Device = ""
+	}
+	h.mu.Unlock()
+	h.ev.add(Event{Kind: EventMapping, Role: RoleClient, Session: m.spec.Session, Mapping: m.id, State: StateOpen, Err: err,
+		Text: "mapping " + m.id + ": " + nbdPath(f.index) + " was detached by somebody else"})
+	h.saver.mark()
 }
 
 // attach makes a kernel device: the one asked for, the one the kernel still
 // has, or any.
 func (m *mapping) attach() (Front, error) {
 	h, s := m.h, &m.spec
-	o := kernelOptions{index: nbd.AnyDevice, backend: m.backend, dead: h.cfg.DeadTimeout, timeout: h.cfg.NBDTimeout, resume: m.resume}
+	o := kernelOptions{index: nbd.AnyDevice, backend: m.backend, dead: h.cfg.DeadTimeout, timeout: h.cfg.NBDTimeout, resume: m.resume, gone: m.detached}
 	if s.OnLoss == OnLossError {
 		o.timeout = s.IOTimeout + s.LossTimeout + 10*time.Second
 	}
