@@ -82,7 +82,8 @@ type kernelFront struct {
 }
 
 type kernelOptions struct {
-	index   int           // nbd.AnyDevice: any
+	index   int // nbd.AnyDevice: any but those of avoid
+	avoid   map[int]bool
 	backend string        // what the kernel is to know it by
 	timeout time.Duration // of a request
 	dead    time.Duration // without a connection
@@ -100,10 +101,10 @@ func openKernel(drv driver, o kernelOptions, d blk.Device, home *reactor.Reactor
 		return nil, err
 	}
 	f := &kernelFront{drv: drv, index: o.index, backend: o.backend, timeout: o.timeout, dead: o.dead, srv: srv, log: log, guard: h.guard, ended: make(chan struct{}), gone: o.gone}
-	ours, err := f.connect(d.Info(), o.resume)
+	ours, err := f.connect(d.Info(), &o)
 	if err != nil {
 		f.stop()
-		if errors.Is(err, unix.EBUSY) {
+		if errors.Is(err, unix.EBUSY) && o.index != nbd.AnyDevice {
 			return nil, rdserr.With(rdserr.ErrBusy, "%s is in use; choose another, or none in particular", nbdPath(o.index))
 		}
 		return nil, fmt.Errorf("attach: %w", err)
@@ -117,8 +118,8 @@ func openKernel(drv driver, o kernelOptions, d blk.Device, home *reactor.Reactor
 
 // connect gives the device its connection; there is one at a time, for the sake
 // of the order of writes.
-func (f *kernelFront) connect(i *blk.Info, resume bool) (ours net.Conn, err error) {
-	if resume {
+func (f *kernelFront) connect(i *blk.Info, o *kernelOptions) (ours net.Conn, err error) {
+	if o.resume {
 		return f.renew(context.Background())
 	}
 	kernel, ours, err := nbd.KernelPair()
@@ -129,12 +130,41 @@ func (f *kernelFront) connect(i *blk.Info, resume bool) (ours net.Conn, err erro
 	a := f.attach()
 	a.Size, a.BlockSize, a.Flags = i.Size, i.LogicalBlock, nbd.KernelFlags(i)
 	a.Sockets = []int{int(kernel.Fd())}
-	if f.index, err = f.drv.connect(f.index, a); err != nil {
+	if o.index == nbd.AnyDevice {
+		f.index, err = f.drv.connectAny(o.avoid, a)
+	} else {
+		f.index, err = f.drv.connect(o.index, a)
+	}
+	if err != nil {
 		ours.Close()
 		return nil, err
 	}
 	return ours, nil
 }
+
+// connectAny attaches the first device that is free. The kernel's own choice could be one of
+// avoid.
+func (d *driver) connectAny(avoid map[int]bool, a nbd.Attach) (index int, err error) {
+	attached, err := d.status(nbd.AnyDevice)
+	if err != nil && len(avoid) == 0 {
+		return d.connect(nbd.AnyDevice, a)
+	}
+	for refused := 0; refused < maxRefused; index++ {
+		if attached[index] || avoid[index] {
+			continue
+		}
+		got, err := d.connect(index, a)
+		if !errors.Is(err, unix.EBUSY) {
+			return got, err
+		}
+		refused++ // others attach devices, too
+	}
+	return 0, rdserr.With(rdserr.ErrBusy, "%d devices in a row that seemed free were in use", maxRefused)
+}
+
+// maxRefused bounds the search for a free device where the kernel does not tell, or others
+// are faster again and again.
+const maxRefused = 64
 
 // attach is what connecting and reconfiguring have in common.
 func (f *kernelFront) attach() nbd.Attach {

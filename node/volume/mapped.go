@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
-	"github.com/rdsd/rdsd/blk/nbd"
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rnbd"
@@ -50,6 +49,7 @@ type mapping struct {
 	startErr error // guarded by Host.mu; why it could not be restored yet
 	since    time.Time
 	backend  string // what the kernel knows it by
+	wants    string // the kernel device that was asked for; "": any. Another is in spec.Device while it has one, or to find it again
 }
 
 // mapTimeout bounds Map where the caller does not.
@@ -132,11 +132,11 @@ func (h *Host) enterMapping(s MapSpec) (*mapping, error) {
 			return nil, rdserr.With(rdserr.ErrExists, "%s of %s is mapped already, as %s", s.Name, s.Node, m.id)
 		case s.Socket != "" && o.Socket == s.Socket:
 			return nil, rdserr.With(rdserr.ErrExists, "mapping %s has the socket %s already", m.id, s.Socket)
-		case s.Device != "" && o.Device == s.Device:
+		case s.Device != "" && (o.Device == s.Device || m.wants == s.Device):
 			return nil, rdserr.With(rdserr.ErrExists, "mapping %s has the device %s already", m.id, s.Device)
 		}
 	}
-	m := &mapping{h: h, id: s.ID, spec: s, since: h.machine.Wall(), gone: make(chan struct{}), turn: newTurn(h.machine)}
+	m := &mapping{h: h, id: s.ID, spec: s, wants: s.Device, since: h.machine.Wall(), gone: make(chan struct{}), turn: newTurn(h.machine)}
 	m.ctx, m.cancel = context.WithCancel(h.ctx)
 	if s.As == AsNBD {
 		m.backend = fmt.Sprintf("rdsd:%s:%016x", s.ID, h.seed())
@@ -241,47 +241,6 @@ func (m *mapping) show() error {
 	}
 	h.mu.Unlock()
 	return nil
-}
-
-// detached takes the number from a mapping whose device somebody else has detached: the kernel
-// gives it to the next. The mapping stays, without a device, until it is unmapped.
-func (m *mapping) detached(f *kernelFront, err error) {
-	h := m.h
-	h.mu.Lock()
-	if m.front == f { // else show sees to it
-		m.spec.Device = ""
-	}
-	h.mu.Unlock()
-	h.ev.add(Event{Kind: EventMapping, Role: RoleClient, Session: m.spec.Session, Mapping: m.id, State: StateOpen, Err: err,
-		Text: "mapping " + m.id + ": " + nbdPath(f.index) + " was detached by somebody else"})
-	h.saver.mark()
-}
-
-// attach makes a kernel device: the one asked for, the one the kernel still
-// has, or any.
-func (m *mapping) attach() (Front, error) {
-	h, s := m.h, &m.spec
-	o := kernelOptions{index: nbd.AnyDevice, backend: m.backend, dead: h.cfg.DeadTimeout, timeout: h.cfg.NBDTimeout, resume: m.resume, gone: m.detached}
-	if s.OnLoss == OnLossError {
-		o.timeout = s.IOTimeout + s.LossTimeout + 10*time.Second
-	}
-	if s.Device != "" {
-		var err error
-		if o.index, err = parseNBD(s.Device); err != nil {
-			return nil, err
-		}
-	}
-	log := h.log.With("mapping", m.id)
-	f, err := openKernel(h.drv, o, m.stats, m.c.home, log, h)
-	if err != nil && o.resume {
-		log.Warn("volume: the kernel does not take its device up again; it is attached anew", "device", s.Device, "err", err)
-		o.resume = false
-		f, err = openKernel(h.drv, o, m.stats, m.c.home, log, h)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return f, nil
 }
 
 // resized tells the device of another size.

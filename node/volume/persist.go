@@ -54,7 +54,7 @@ func (h *Host) snapshot(running bool) state {
 	}
 	for _, m := range h.mappings {
 		if !m.ending && (running && (m.stage == shown || m.restored) || m.spec.lasts()) {
-			st.Mappings = append(st.Mappings, m.spec.state(m.backend, m.toKeep()))
+			st.Mappings = append(st.Mappings, m.spec.state(m.wants, m.backend, m.toKeep()))
 		}
 	}
 	for _, l := range h.left() {
@@ -71,25 +71,20 @@ func (h *Host) snapshot(running bool) state {
 // startMappings takes up what an earlier Host has left, in the background.
 func (h *Host) startMappings(old *state) {
 	crashed := h.store.crashed(old)
-	var attached map[int]bool // devices the kernel has
-	told := true              // it has told which
+	n := h.numbers(old)
+	var entered []*mapping
 	for i := range old.Mappings {
 		o := &old.Mappings[i]
 		s, err := o.spec()
-		resume := false
-		if err == nil && s.As == AsNBD && old.Boot == h.store.boot {
-			if attached == nil {
-				if attached, err = h.drv.status(-1); err != nil {
-					h.log.Warn("volume: the kernel does not tell which devices it has", "err", err)
-					attached, told, err = map[int]bool{}, false, nil
-				}
-			}
-			if n, e := parseNBD(s.Device); e == nil {
-				resume = attached[n]
-			}
-		}
+		resume := n.alive[i]
 		if err == nil && !s.Persist && !resume && !(crashed && s.As == AsSocket) {
 			continue // it ended with the earlier Host
+		}
+		if err == nil && n.taken[i] {
+			if !o.Chosen {
+				err = rdserr.With(rdserr.ErrExists, "another mapping has the device %s", o.Device)
+			}
+			s.Device = ""
 		}
 		if err == nil {
 			id := s.ID
@@ -99,7 +94,7 @@ func (h *Host) startMappings(old *state) {
 		}
 		// A device that is gone has no users that go on with it. Nor has one of a machine that was
 		// started since.
-		again := old.Boot == h.store.boot && (s.As != AsNBD || resume || !told)
+		again := old.Boot == h.store.boot && (s.As != AsNBD || resume || !n.told)
 		var m *mapping
 		if err == nil {
 			m, err = h.enterMapping(s)
@@ -112,11 +107,17 @@ func (h *Host) startMappings(old *state) {
 		if o.Backend != "" {
 			m.backend = o.Backend
 		}
+		if o.Chosen {
+			m.wants = ""
+		}
 		m.resume, m.restored = resume, true
 		if m.again = again; again {
 			m.kept = o.kept()
 		}
 		m.unsaid = o.Flushed && old.Boot == h.store.boot
+		entered = append(entered, m)
+	}
+	for _, m := range entered { // now that each number has its name
 		h.work.Go(func() { // ends when it is there, unmapped, or the Host ends
 			defer h.guard.Recover(guard.Step, nil) // beside the attempts; nothing would make another
 			m.restore()

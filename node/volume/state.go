@@ -72,6 +72,7 @@ type mappingState struct {
 	As          string     `json:"as"`
 	Socket      string     `json:"socket,omitempty"`
 	Device      string     `json:"device,omitempty"`  // /dev/nbdN
+	Chosen      bool       `json:"chosen,omitempty"`  // nobody asked for that one
 	Backend     string     `json:"backend,omitempty"` // what the kernel knows it by
 	Session     string     `json:"session"`
 	Paths       []PathSpec `json:"paths"`
@@ -106,14 +107,17 @@ func (s *mappingState) kept() rnbd.Kept {
 	return rnbd.Kept{Verifier: s.Verifier, SyncLost: s.SyncLost, Stale: s.Stale, Flushed: s.Flushed}
 }
 
-func (s *MapSpec) state(backend string, k rnbd.Kept) mappingState {
+func (s *MapSpec) state(wants, backend string, k rnbd.Kept) mappingState {
 	m := mappingState{ID: s.ID, Node: s.Node, Name: s.Name, As: s.As, Backend: backend, Session: s.Session,
 		Paths: s.Paths, Policy: s.Policy, QueueDepth: s.QueueDepth, Access: s.Access, IOTimeout: s.IOTimeout.String(),
 		LossTimeout: s.LossTimeout.String(), OnLoss: s.OnLoss, Persist: s.Persist,
 		Unfenced: s.Unfenced, UnfencedAfter: s.UnfencedAfter.String(), MaxReconnects: s.MaxReconnects,
 		Verifier: k.Verifier, SyncLost: k.SyncLost, Stale: k.Stale, Flushed: k.Flushed}
 	if s.As == AsNBD {
-		m.Device = s.Device
+		m.Device, m.Chosen = s.Device, wants == "" && s.Device != ""
+		if s.Device == "" { // it was detached, or has not been attached yet
+			m.Device = wants
+		}
 	} else {
 		m.Socket = s.Socket
 	}

@@ -1,0 +1,181 @@
+package volume
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rdsd/rdsd/blk/nbd"
+)
+
+// twoServers are servers of one volume each, and a node with kernel devices that maps them.
+func twoServers(t *testing.T) (one, two, client *testNode, k *fakeKernel) {
+	one, client, k = withKernel(t)
+	mustExport(t, one.h, memory("one", 8<<20))
+	two = newServerNode(t, one.cfg.Port)
+	two.cfg.Addresses, one.cfg.Exports = serverAddrs[1:], []ExportSpec{memory("one", 8<<20)}
+	return one, two, client, k
+}
+
+// foreign attaches a device for somebody else.
+func (k *fakeKernel) foreign(t *testing.T, index int) {
+	t.Helper()
+	if _, err := k.connect(index, nbd.Attach{Size: 1 << 20, BlockSize: 512, Timeout: time.Second, DeadTimeout: time.Second, Backend: "foreign"}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestRememberedNumberIsNobodyElses: a mapping that waits for its server keeps the number of a
+// device that is gone. The next that asks for any device gets another, and keeps it over the
+// next start.
+func TestRememberedNumberIsNobodyElses(t *testing.T) {
+	one, two, client, k := twoServers(t)
+	first := mustMap(t, client.h, MapSpec{Node: "127.0.0.2", Name: "one", As: AsNBD, Persist: true})
+	client.stop()
+	k.disconnect(0)
+	one.stop()
+	two.start()
+	mustExport(t, two.h, memory("two", 8<<20))
+	client.start()
+	second := mustMap(t, client.h, MapSpec{Node: "127.0.0.3", Name: "two", As: AsNBD})
+	index, err := parseNBD(second.Device)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := startTraffic(t, &disk{k: k, index: index})
+	x.progress(t, 30)
+	client.stop()
+	time.Sleep(20 * time.Millisecond) // requests meet no connection
+	client.start()
+	eventually(t, second.Device+" has a connection again", func() bool { return k.device(index).conn != nil })
+	x.progress(t, 30)
+	x.end(t)
+	if second.Device == first.Device {
+		t.Errorf("both mappings have %s", first.Device)
+	}
+	two.stop()
+	one.start()
+	eventually(t, "the first is back", func() bool {
+		i, err := client.h.Mapping(first.ID)
+		return err == nil && i.State == StateOpen && i.Device == first.Device
+	})
+}
+
+// TestNumberThatAnotherHas: where the kernel has somebody else's device under the number of one
+// that is gone, a mapping that asked for none in particular gets another. One that asked for it waits.
+func TestNumberThatAnotherHas(t *testing.T) {
+	for _, asked := range []string{"", "/dev/nbd0"} {
+		t.Run("asked for "+asked, func(t *testing.T) {
+			server, client, k := withKernel(t)
+			mustExport(t, server.h, memory("mem", 8<<20))
+			m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "mem", As: AsNBD, Device: asked, Persist: true})
+			client.stop()
+			k.disconnect(0)
+			k.foreign(t, 0)
+			want := "/dev/nbd1"
+			for range 2 {
+				client.start()
+				if asked != "" {
+					eventually(t, "it says that it waits", func() bool {
+						i, err := client.h.Mapping(m.ID)
+						return err == nil && strings.Contains(i.LastError, "/dev/nbd0 is in use")
+					})
+					k.giveUp(0)
+					want = asked
+				}
+				eventually(t, "it has "+want, func() bool {
+					i, err := client.h.Mapping(m.ID)
+					return err == nil && i.State == StateOpen && i.Device == want
+				})
+				client.stop()
+				if asked == "" && k.device(0).attach.Backend != "foreign" {
+					t.Fatal("the foreign device is gone")
+				}
+				for i := range 2 {
+					k.giveUp(i)
+				}
+				k.foreign(t, 0)
+			}
+		})
+	}
+}
+
+// TestNumberThatTwoGoBy: of two mappings that a state has under one number, as daemons before
+// this one could leave it, the device is his whom the kernel has it for.
+func TestNumberThatTwoGoBy(t *testing.T) {
+	for _, chosen := range []bool{false, true} {
+		server, client, k := withKernel(t)
+		mustExport(t, server.h, memory("one", 8<<20))
+		mustExport(t, server.h, memory("two", 8<<20))
+		first := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "one", As: AsNBD, Persist: true})
+		second := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "two", As: AsNBD})
+		client.stop()
+		k.disconnect(0)
+		st := written(t, client)
+		for i := range st.Mappings {
+			st.Mappings[i].Device, st.Mappings[i].Chosen = "/dev/nbd1", chosen
+		}
+		b, err := json.Marshal(st)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(client.cfg.StateDir, stateFile), b, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		k.mu.Lock()
+		k.devices[1].close()
+		k.devices[1].conn = nil // it has noticed
+		k.mu.Unlock()
+		client.start()
+		eventually(t, "the device has a connection again", func() bool { return k.device(1).conn != nil })
+		if i := back(t, client, second.ID); i.State != StateOpen || i.Device != "/dev/nbd1" {
+			t.Errorf("its owner is back as %+v", i)
+		}
+		if err := writePattern(&disk{k: k, index: 1}, 0, 4096, 1, 4096); err != nil {
+			t.Error(err)
+		}
+		if chosen {
+			if i := back(t, client, first.ID); i.State != StateOpen || i.Device != "/dev/nbd0" {
+				t.Errorf("the other is back as %+v", i)
+			}
+		} else if i, err := client.h.Mapping(first.ID); err != nil || !strings.Contains(i.LastError, "another mapping has the device") {
+			t.Errorf("the other is back as %+v, %v", i, err)
+		}
+		client.stop()
+		server.stop()
+	}
+}
+
+// TestAnyDevice: the search for one ends, whatever the kernel says.
+func TestAnyDevice(t *testing.T) {
+	k := newFakeKernel()
+	d := k.driver()
+	a := nbd.Attach{Size: 1 << 20, BlockSize: 512, Timeout: time.Second, DeadTimeout: time.Second}
+	var got []int
+	for range 3 {
+		i, err := d.connectAny(map[int]bool{0: true, 2: true}, a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, i)
+	}
+	if !slices.Equal(got, []int{1, 3, 4}) {
+		t.Errorf("attached %v", got)
+	}
+	d.status = func(int) (map[int]bool, error) { return nil, syscall.EIO }
+	if i, err := d.connectAny(map[int]bool{0: true, 2: true}, a); i != 5 || err != nil {
+		t.Errorf("attached %d, %v, without being told", i, err)
+	}
+	if i, err := d.connectAny(nil, a); i != 0 || err != nil {
+		t.Errorf("attached %d, %v, without being told", i, err)
+	}
+	d.connect = func(int, nbd.Attach) (int, error) { return 0, syscall.EBUSY }
+	if _, err := d.connectAny(map[int]bool{0: true}, a); err == nil {
+		t.Error("attached a device where all are in use")
+	}
+}
