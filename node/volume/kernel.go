@@ -70,12 +70,17 @@ type kernelFront struct {
 	timeout time.Duration
 	dead    time.Duration
 	srv     *nbd.Server
+	dev     blk.Device
 	log     *slog.Logger
 	guard   *guard.Guard
 	done    sync.WaitGroup
 
 	once  sync.Once
 	ended chan struct{} // closed by stop and close
+
+	sizing sync.Mutex
+	size   uint64 // guarded by sizing; what the kernel was told; 0: an earlier Host told it
+	block  uint32 // the same
 
 	lost atomic.Bool               // somebody else has detached the device, or the kernel has given it up
 	gone func(*kernelFront, error) // called once, after that
@@ -100,8 +105,8 @@ func openKernel(drv driver, o kernelOptions, d blk.Device, home *reactor.Reactor
 	if err != nil {
 		return nil, err
 	}
-	f := &kernelFront{drv: drv, index: o.index, backend: o.backend, timeout: o.timeout, dead: o.dead, srv: srv, log: log, guard: h.guard, ended: make(chan struct{}), gone: o.gone}
-	ours, err := f.connect(d.Info(), &o)
+	f := &kernelFront{drv: drv, index: o.index, backend: o.backend, timeout: o.timeout, dead: o.dead, srv: srv, dev: d, log: log, guard: h.guard, ended: make(chan struct{}), gone: o.gone}
+	ours, err := f.connect(&o)
 	if err != nil {
 		f.stop()
 		if errors.Is(err, unix.EBUSY) && o.index != nbd.AnyDevice {
@@ -118,7 +123,7 @@ func openKernel(drv driver, o kernelOptions, d blk.Device, home *reactor.Reactor
 
 // connect gives the device its connection; there is one at a time, for the sake
 // of the order of writes.
-func (f *kernelFront) connect(i *blk.Info, o *kernelOptions) (ours net.Conn, err error) {
+func (f *kernelFront) connect(o *kernelOptions) (ours net.Conn, err error) {
 	if o.resume {
 		return f.renew(context.Background())
 	}
@@ -127,8 +132,9 @@ func (f *kernelFront) connect(i *blk.Info, o *kernelOptions) (ours net.Conn, err
 		return nil, err
 	}
 	defer kernel.Close()
-	a := f.attach()
+	a, i := f.attach(), f.dev.Info()
 	a.Size, a.BlockSize, a.Flags = i.Size, i.LogicalBlock, nbd.KernelFlags(i)
+	f.size, f.block = a.Size, a.BlockSize
 	a.Sockets = []int{int(kernel.Fd())}
 	if o.index == nbd.AnyDevice {
 		f.index, err = f.drv.connectAny(o.avoid, a)
@@ -220,15 +226,21 @@ func (f *kernelFront) Users() int {
 // may be another's by now.
 func (f *kernelFront) Busy() bool { return !f.lost.Load() && f.drv.held(f.index) }
 
-func (f *kernelFront) Resized(i *blk.Info) {
-	if f.lost.Load() {
+// Resized tells the kernel the present size: of two that are under way the last to tell must
+// not be the one that has looked first.
+func (f *kernelFront) Resized(*blk.Info) {
+	f.sizing.Lock()
+	defer f.sizing.Unlock()
+	a, i := f.attach(), f.dev.Info()
+	if f.lost.Load() || i.Size == f.size && i.LogicalBlock == f.block {
 		return
 	}
-	a := f.attach()
 	a.Size, a.BlockSize = i.Size, i.LogicalBlock
 	if err := f.drv.reconfigure(f.index, a); err != nil {
 		f.log.Warn("volume: a kernel device was not told its new size", "device", nbdPath(f.index), "size", i.Size, "err", err)
+		return
 	}
+	f.size, f.block = i.Size, i.LogicalBlock
 }
 
 // Close detaches the device, or leaves it without a connection for its

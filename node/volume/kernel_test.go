@@ -22,6 +22,7 @@ import (
 type fakeKernel struct {
 	mu      sync.Mutex
 	changed sync.Cond
+	between func() // called once, when connect is done and before it returns
 	devices map[int]*fakeDevice
 	busy    bool // every device is mounted
 	missing bool // there is no driver
@@ -82,6 +83,15 @@ func (d *fakeDevice) close() {
 }
 
 func (k *fakeKernel) connect(index int, a nbd.Attach) (int, error) {
+	index, err := k.attach(index, a)
+	if f := k.between; f != nil {
+		k.between = nil
+		f()
+	}
+	return index, err
+}
+
+func (k *fakeKernel) attach(index int, a nbd.Attach) (int, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if a.Timeout <= 0 || a.DeadTimeout <= 0 || a.Size == 0 || a.BlockSize == 0 {
@@ -326,6 +336,52 @@ func TestKernelDeviceOutlivesTheDaemon(t *testing.T) {
 	client.start()
 	if l := client.h.Mappings(); len(l) != 0 || len(k.devices) != 0 {
 		t.Fatalf("left: %+v, %d devices", l, len(k.devices))
+	}
+}
+
+// A device that is taken up again has the size that its volume has now.
+func TestKernelDeviceThatWasResizedMeanwhile(t *testing.T) {
+	server, client, k := withKernel(t)
+	mustExport(t, server.h, file(t, "disk", 8<<20))
+	m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk", As: AsNBD})
+	for i, size := range []uint64{16 << 20, 16 << 20, 24 << 20} {
+		end := []func(){client.stop, client.crash}[i%2]
+		end()
+		if _, err := server.h.ResizeExport(testCtx(t), "disk", size); err != nil {
+			t.Fatal(err)
+		}
+		k.mu.Lock()
+		d := k.devices[0]
+		d.close()
+		d.conn = nil // it has noticed
+		k.mu.Unlock()
+		client.start()
+		eventually(t, "the kernel knows the new size", func() bool { return k.device(0).size == size })
+		if i := back(t, client, m.ID); i.Device != m.Device || i.Info.Size != size {
+			t.Fatalf("back as %+v", i)
+		}
+		if err := writePattern(&disk{k: k}, int64(size)-4096, 4096, 1, 4096); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A resize that comes while the device is made is told to the kernel.
+func TestKernelDeviceThatIsResizedAsItIsMade(t *testing.T) {
+	server, client, k := withKernel(t)
+	mustExport(t, server.h, file(t, "disk", 8<<20))
+	k.between = func() {
+		if _, err := server.h.ResizeExport(testCtx(t), "disk", 16<<20); err != nil {
+			t.Error(err)
+		}
+		if _, err := client.h.ResizeMapping(testCtx(t), "v1", 16<<20); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(20 * time.Millisecond) // the mapping is told, and has no front yet
+	}
+	mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk", As: AsNBD})
+	if n := k.device(0).size; n != 16<<20 {
+		t.Errorf("the kernel knows of %d bytes", n)
 	}
 }
 

@@ -234,12 +234,17 @@ func (m *mapping) show() error {
 	h.mu.Lock()
 	m.front = f
 	m.move(shown)
-	if k, ok := f.(*kernelFront); ok {
+	k, kernel := f.(*kernelFront)
+	if kernel {
 		if m.spec.Device = nbdPath(k.index); k.lost.Load() {
 			m.spec.Device = ""
 		}
 	}
 	h.mu.Unlock()
+	if kernel {
+		// It may have the size that an earlier Host told, or the one from before front was set.
+		k.Resized(m.stats.Info())
+	}
 	return nil
 }
 
