@@ -6,7 +6,6 @@ import (
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/rdserr"
-	"github.com/rdsd/rdsd/rtrs"
 	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
 )
 
@@ -56,9 +55,9 @@ type handle struct {
 	store    *store
 	inflight int // requests not replied to
 	since    time.Duration
-	foreign  bool              // see rnbdwire.Store
-	seen     bool              // a request for it has come: its client has the answer to its OPEN
-	waiting  []*rtrs.ServerReq // of OPENs while it is opening, of CLOSEs while it is closing
+	foreign  bool     // see rnbdwire.Store
+	seen     bool     // a request for it has come: its client has the answer to its OPEN
+	opening  *Opening // nil: there is none, or it has ended
 }
 
 func (h *handle) writes() bool { return h.access != rnbdwire.ReadOnly }

@@ -62,7 +62,7 @@ func (s *Server) open(now time.Duration, e *session, r *rtrs.ServerReq) {
 		}
 		// Answered together with the one that is being opened.
 		if h.state == handleOpening {
-			h.waiting = append(h.waiting, r)
+			h.wait(r)
 			return
 		}
 		s.describe(now, h, r)
@@ -77,8 +77,9 @@ func (s *Server) open(now time.Duration, e *session, r *rtrs.ServerReq) {
 		s.refuse(now, e, &o, r, err)
 		return
 	}
-	h := &handle{sess: e, name: o.Name, access: o.Access, waiting: []*rtrs.ServerReq{r}}
+	h := &handle{sess: e, name: o.Name, access: o.Access}
 	op.h = h
+	h.wait(r)
 	h.peers[0] = from
 	e.handles = append(e.handles, h)
 	// A device that is there needs no file system, and no wait.
@@ -87,6 +88,11 @@ func (s *Server) open(now time.Duration, e *session, r *rtrs.ServerReq) {
 		s.opened(now, op, exp.Device, exp, nil)
 		return
 	}
+	if x := s.adopt(op); x != nil {
+		x.h, h.opening = h, x
+		return
+	}
+	h.opening = op
 	// A root that is removed meanwhile is closed after the last Opening that looks there.
 	for i := range op.tries {
 		if root := op.tries[i].root; root != nil {
@@ -94,6 +100,21 @@ func (s *Server) open(now time.Duration, e *session, r *rtrs.ServerReq) {
 		}
 	}
 	s.env.Open(op)
+}
+
+// adopt returns an opening that is under way for nobody and does what op would do, if there is
+// one: a session that is lost and comes back while a file system stands still has one, however
+// often.
+func (s *Server) adopt(op *Opening) *Opening {
+	i := slices.IndexFunc(s.orphans, func(x *Opening) bool {
+		return x.Name == op.Name && x.Session == op.Session && slices.Equal(x.tries, op.tries)
+	})
+	if i < 0 {
+		return nil
+	}
+	x := s.orphans[i]
+	s.orphans = slices.Delete(s.orphans, i, i+1)
+	return x
 }
 
 func (s *Server) refuse(now time.Duration, e *session, o *rnbdwire.Open, r *rtrs.ServerReq, err error) {
@@ -150,6 +171,8 @@ func (s *Server) Opened(now time.Duration, o *Opening, d blk.Device, err error) 
 
 func (s *Server) opened(now time.Duration, o *Opening, d blk.Device, owner *Export, err error) {
 	h := o.h
+	h.opening = nil
+	s.orphans = slices.DeleteFunc(s.orphans, func(x *Opening) bool { return x == o })
 	if err == nil {
 		// The file system took its time, and the lock was released: the volume may have been
 		// closed, or is not exported any more.
@@ -194,8 +217,7 @@ func (s *Server) Noted(now time.Duration, o *Opening, err error) {
 
 // answer ends the opening of h, with err if that is not nil.
 func (s *Server) answer(now time.Duration, h *handle, err error) {
-	waiting := h.waiting
-	h.waiting = nil
+	waiting := h.waiting()
 	if err != nil {
 		if h.state == handleOpening {
 			s.env.Event(ServerEvent{Kind: ServerRefused, Name: h.name, Session: h.sess.rt.Name, Access: h.access, Err: err})
@@ -325,7 +347,7 @@ func (s *Server) closeReq(now time.Duration, e *session, r *rtrs.ServerReq) {
 	default:
 		s.request(h)
 		s.left(h)
-		h.waiting = append(h.waiting, r)
+		h.wait(r)
 		s.close(now, h, nil)
 	}
 }
@@ -341,7 +363,9 @@ func (s *Server) take(now time.Duration, h *handle) {
 	s.drained(now, h)
 }
 
-// close ends a handle; why is not nil when the client did not ask for it.
+// close ends a handle; why is not nil when the client did not ask for it. An OPEN that is
+// not answered yet ends at once: the file system may take as long as it likes, and nothing
+// that the client does later can be overtaken by it.
 func (s *Server) close(now time.Duration, h *handle, why error) {
 	if h.state == handleOpen {
 		s.env.Event(ServerEvent{Kind: ServerClosed, Name: h.name, Session: h.sess.rt.Name, Access: h.access, Err: why})
@@ -349,8 +373,17 @@ func (s *Server) close(now time.Duration, h *handle, why error) {
 	opening := h.state == handleOpening
 	h.state = handleClosing
 	h.sess.forget(h)
-	if !opening { // else Opened ends it
+	switch {
+	case !opening:
 		s.drained(now, h)
+	case h.opening != nil && len(s.orphans) >= maxOrphans: // a client could make ever more
+	default: // the device is put back by Opened or Noted
+		if h.opening != nil {
+			s.orphans = append(s.orphans, h.opening)
+		}
+		for _, r := range h.waiting() {
+			s.rt.Reply(now, r, 0, ErrNotOpen)
+		}
 	}
 }
 
@@ -371,9 +404,7 @@ func (s *Server) drained(now time.Duration, h *handle) {
 		s.detach(h)
 		h.store = nil
 	}
-	waiting := h.waiting
-	h.waiting = nil
-	for _, r := range waiting {
+	for _, r := range h.waiting() {
 		s.rt.Reply(now, r, 0, nil)
 	}
 }

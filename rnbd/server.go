@@ -25,6 +25,7 @@ type Server struct {
 	earlier  map[string]Past // closed before the machine was started, by Past.Where
 	nextID   uint32          // of a device
 	ready    []*store        // have requests for Next
+	orphans  []*Opening      // are under way, and nobody waits for them; at most maxOrphans
 }
 
 // session holds the volumes that a session of RTRS has open.
@@ -34,8 +35,19 @@ type session struct {
 	features rnbdwire.Features
 	handles  []*handle          // in the order they were asked for, forced ones too
 	open     map[uint32]*handle // those that have a number
+	waits    []waiting
 	down     bool
 }
+
+// waiting is a request that waits for its volume: an OPEN while it is opening, a CLOSE while
+// its requests end.
+type waiting struct {
+	h *handle
+	r *rtrs.ServerReq
+}
+
+// maxOrphans bounds the openings that go on for nobody.
+const maxOrphans = 1024
 
 // NewServer returns a server without exports.
 func NewServer(cfg ServerConfig, env ServerEnv, rt Replier, rnd *rand.Rand) *Server {
@@ -189,7 +201,8 @@ func (s *Server) Up(e *rtrs.ServerSession) {
 }
 
 // Down reports that e cannot make requests any more (rtrs.ServerEnv.Down). Its open volumes
-// are closed; requests at the store end first.
+// are closed; requests at the store end first. What waits for a volume ends now: it does
+// nothing to a store, and the client's next session may wait for it.
 func (s *Server) Down(now time.Duration, e *rtrs.ServerSession) {
 	sess, _ := e.Ctx.(*session)
 	if sess == nil || sess.down {
@@ -200,7 +213,47 @@ func (s *Server) Down(now time.Duration, e *rtrs.ServerSession) {
 	for len(sess.handles) > 0 {
 		s.close(now, sess.handles[0], nil)
 	}
+	s.giveUp(now, sess, func(w *waiting) bool { return !w.h.keeps() })
 }
+
+// Stale ends what waits for volumes and came on paths of e that have gone
+// (rtrs.ServerEnv.Stale). The volumes are opened and closed all the same.
+func (s *Server) Stale(now time.Duration, e *rtrs.ServerSession) {
+	if sess, _ := e.Ctx.(*session); sess != nil {
+		s.giveUp(now, sess, func(w *waiting) bool { return w.r.Stale() && !w.h.keeps() })
+	}
+}
+
+// giveUp ends requests that wait for volumes.
+func (s *Server) giveUp(now time.Duration, e *session, which func(w *waiting) bool) {
+	for _, r := range e.take(which) {
+		s.rt.Reply(now, r, 0, ErrNotOpen)
+	}
+}
+
+// take takes the requests that match from those that wait for volumes.
+func (e *session) take(which func(w *waiting) bool) (list []*rtrs.ServerReq) {
+	e.waits = slices.DeleteFunc(e.waits, func(w waiting) bool {
+		match := which(&w)
+		if match {
+			list = append(list, w.r)
+		}
+		return match
+	})
+	return list
+}
+
+// waiting takes the requests that wait for h.
+func (h *handle) waiting() []*rtrs.ServerReq {
+	return h.sess.take(func(w *waiting) bool { return w.h == h })
+}
+
+// keeps tells whether what waits for h, which is closed, waits for its opening all the same,
+// because of too many nobody waits for the end. (Of one of those nothing waits.)
+func (h *handle) keeps() bool { return h.state == handleClosing && h.opening != nil }
+
+// wait has r answered with the end of h's opening or closing.
+func (h *handle) wait(r *rtrs.ServerReq) { h.sess.waits = append(h.sess.waits, waiting{h, r}) }
 
 // named finds the handle that the session has open, or is opening, under a name.
 func (e *session) named(name string) *handle {

@@ -1,8 +1,10 @@
 package rnbd
 
 import (
+	"fmt"
 	"math/rand"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -38,8 +40,9 @@ func (o *overRTRS) Post(p *rtrs.ServerPath, conn int, op *transport.Op) {
 		o.rsps = append([]byte(nil), op.Data...)
 		return
 	}
-	if len(op.Data) > 0 {
+	if op.Kind == transport.OpWrite { // the status follows
 		o.data = append([]byte(nil), op.Data...)
+		return
 	}
 	if i := rtrswire.Imm(op.Imm); i != rtrswire.ImmHeartbeat && i != rtrswire.ImmHeartbeatAck {
 		o.sent++
@@ -60,15 +63,57 @@ func (o *overRTRS) Free(b []byte)                                        {}
 func (o *overRTRS) Trim(b []byte)                                        {}
 func (o *overRTRS) Up(s *rtrs.ServerSession)                             { o.srv.Up(s) }
 func (o *overRTRS) Down(s *rtrs.ServerSession)                           { o.srv.Down(0, s) }
+func (o *overRTRS) Stale(s *rtrs.ServerSession)                          { o.srv.Stale(0, s) }
 func (o *overRTRS) Request(r *rtrs.ServerReq)                            { o.srv.Request(0, r) }
 func (o *overRTRS) Event(e rtrs.Event)                                   {}
 
-// path connects a path of the one session and returns its chunks.
-func (o *overRTRS) path(id byte) (*rtrs.ServerPath, []rtrswire.Desc) {
+// newOver is one with the export d, whose device is d. Openings wait in w.
+func newOver(t *testing.T, d blk.Device) (*overRTRS, *world) {
+	t.Helper()
+	o := &overRTRS{t: t, regions: map[uint32][]byte{}}
+	rt, err := rtrs.NewServer(rtrs.ServerConfig{QueueDepth: 4, MaxIO: 64 << 10}, o, 7, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t, ServerConfig{})
+	o.rt, o.srv = rt, NewServer(ServerConfig{}, w, rt, rand.New(rand.NewSource(1)))
+	w.srv = o.srv
+	if err := o.srv.Export(&Export{Name: "d", Device: d}); err != nil {
+		t.Fatal(err)
+	}
+	return o, w
+}
+
+// hello greets on a path.
+func (o *overRTRS) hello(p *rtrs.ServerPath, ds []rtrswire.Desc) {
+	o.t.Helper()
+	o.put(p, ds, 0, rtrswire.Read, rnbdwire.SessInfoLen, rnbdwire.AppendSessInfo(nil, rnbdwire.SessInfo, 2))
+}
+
+// open opens d in chunk 1 and returns its number.
+func (o *overRTRS) open(p *rtrs.ServerPath, ds []rtrswire.Desc) uint32 {
+	o.t.Helper()
+	o.put(p, ds, 1, rtrswire.Read, rnbdwire.OpenRspLen, must(open1("d", rw)))
+	rsp, err := rnbdwire.ParseOpenRsp(o.data)
+	if open := o.srv.Open(); err != nil || len(open) == 0 {
+		o.t.Fatalf("%d are open, %v", len(open), err)
+	}
+	return rsp.DeviceID
+}
+
+// lose loses a path, with its links, and tells whether anything of it is left.
+func (o *overRTRS) lose(p *rtrs.ServerPath) (left bool) {
+	o.rt.Disconnect(0, p)
+	p.Gone(0)
+	return slices.Contains(o.rt.Paths(), p)
+}
+
+// path connects an attempt of a path of the one session and returns its chunks.
+func (o *overRTRS) path(id byte, attempt uint16) (*rtrs.ServerPath, []rtrswire.Desc) {
 	o.t.Helper()
 	var p *rtrs.ServerPath
 	for conn := range uint16(2) {
-		r := rtrswire.ConnReq{Conn: conn, Conns: 2, Attempt: 1, FirstConn: id == 1}
+		r := rtrswire.ConnReq{Conn: conn, Conns: 2, Attempt: attempt, FirstConn: id == 1}
 		r.Session[0], r.Path[0] = 1, id
 		c := o.rt.Connect(0, nil, r.Append(nil), netip.MustParseAddrPort("10.0.0.1:1"), netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 1, id}), 9))
 		p = c.Path
@@ -114,19 +159,10 @@ func (o *overRTRS) put(p *rtrs.ServerPath, ds []rtrswire.Desc, id uint32, kind r
 // goes is left out, for nobody hears of it, and the request ends all the same; those of
 // the session's other path go on.
 func TestNothingForAPathThatIsGone(t *testing.T) {
-	o := &overRTRS{t: t, regions: map[uint32][]byte{}}
-	rt, err := rtrs.NewServer(rtrs.ServerConfig{QueueDepth: 4, MaxIO: 64 << 10}, o, 7, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	w := newWorld(t, ServerConfig{})
-	o.rt, o.srv = rt, NewServer(ServerConfig{}, w, rt, rand.New(rand.NewSource(1)))
 	info := cached
 	info.FUA = false // so that a durable write is two requests
 	d := newRecorder(info)
-	if err := o.srv.Export(&Export{Name: "d", Device: d}); err != nil {
-		t.Fatal(err)
-	}
+	o, _ := newOver(t, d)
 	queue := nowhere{}
 	// next takes what there is to be done to the store.
 	next := func(want string) (batch []*blk.Request) {
@@ -143,23 +179,10 @@ func TestNothingForAPathThatIsGone(t *testing.T) {
 		}
 		return batch
 	}
-	one, chunks := o.path(1)
-	other, others := o.path(2)
-	hello := rnbdwire.AppendSessInfo(nil, rnbdwire.SessInfo, 2)
-	o.put(one, chunks, 0, rtrswire.Read, rnbdwire.SessInfoLen, hello)
-	o.put(one, chunks, 1, rtrswire.Read, rnbdwire.OpenRspLen, must(open1("d", rw)))
-	for _, x := range w.openings {
-		dev, _, err := x.Do()
-		o.srv.Opened(0, x, dev, err)
-	}
-	if open := o.srv.Open(); len(open) != 1 {
-		t.Fatalf("%d are open", len(open))
-	}
-	rsp, err := rnbdwire.ParseOpenRsp(o.data)
-	if err != nil {
-		t.Fatal(err)
-	}
-	id := rsp.DeviceID
+	one, chunks := o.path(1, 1)
+	other, others := o.path(2, 1)
+	o.hello(one, chunks)
+	id := o.open(one, chunks)
 	write := rawIO(id, rnbdwire.Write, rnbdwire.FUA|rnbdwire.Preflush, 0, 512)
 
 	// Both paths write; the first goes while its store is being flushed.
@@ -167,8 +190,7 @@ func TestNothingForAPathThatIsGone(t *testing.T) {
 	first := next("flush")
 	o.put(other, others, 3, rtrswire.Write, 512, write)
 	second := next("flush")
-	rt.Disconnect(0, one)
-	one.Gone(0)
+	o.lose(one)
 	sent := o.sent
 	o.srv.Complete(0, first)
 	next("")
@@ -190,3 +212,103 @@ func TestNothingForAPathThatIsGone(t *testing.T) {
 type nowhere struct{}
 
 func (nowhere) Complete([]*blk.Request) {}
+
+// TestOpeningKeepsNoPath: a file system that does not come to an end with opening a volume
+// keeps neither the session nor a path of it from coming back: an OPEN does nothing that a
+// later one must wait for.
+func TestOpeningKeepsNoPath(t *testing.T) {
+	for _, another := range []bool{false, true} {
+		o, w := newOver(t, newRecorder(cached))
+		dir := t.TempDir()
+		writeFile(t, dir+"/slow", 1<<20)
+		w.root(&Root{Path: dir})
+		slow := must(open1("slow", rw))
+		one, chunks := o.path(1, 1)
+		o.hello(one, chunks)
+		if another {
+			o.path(2, 1)
+		}
+		o.put(one, chunks, 2, rtrswire.Read, rnbdwire.OpenRspLen, slow)
+		sent := o.sent
+		if o.lose(one) {
+			t.Fatalf("another path %v: the path waits for the file system", another)
+		}
+		// path fails where its attempt is not let in.
+		for attempt := range uint16(3) {
+			one, chunks = o.path(1, attempt+2)
+			o.hello(one, chunks)
+			o.put(one, chunks, 2, rtrswire.Read, rnbdwire.OpenRspLen, slow)
+			sent++
+			if attempt < 2 && o.lose(one) {
+				t.Fatalf("another path %v: attempt %d waits for the file system", another, attempt+2)
+			}
+		}
+		if len(w.openings) != 1 {
+			t.Errorf("another path %v: %d openings wait there, want one for all attempts", another, len(w.openings))
+		}
+		for _, x := range w.openings {
+			dev, _, err := x.Do()
+			o.srv.Opened(0, x, dev, err)
+		}
+		if list := o.srv.Open(); len(list) != 1 || list[0].Name != "slow" || o.sent != sent+1 || len(w.closed) != 0 {
+			t.Errorf("another path %v: %d open, %d answers more, %d closed; want 1, 1, 0", another, len(list), o.sent-sent, len(w.closed))
+		}
+	}
+}
+
+// TestClosingKeepsNoPath: a CLOSE that waits for the store does not keep its path, when that
+// is lost, from ending, whether or not the session goes with it; the volume closes all the same.
+func TestClosingKeepsNoPath(t *testing.T) {
+	for _, all := range []bool{false, true} {
+		d := newRecorder(cached)
+		o, _ := newOver(t, d)
+		one, chunks := o.path(1, 1)
+		other, others := o.path(2, 1)
+		o.hello(one, chunks)
+		id := o.open(one, chunks)
+		o.put(one, chunks, 2, rtrswire.Write, 512, rawIO(id, rnbdwire.Write, 0, 0, 512))
+		_, batch := o.srv.Next(0, make([]*blk.Request, 0, 4))
+		o.put(other, others, 3, rtrswire.Write, 0, rnbdwire.AppendClose(nil, id))
+		if all && !o.lose(one) {
+			t.Fatal("the path does not wait for its write at the store")
+		}
+		if o.lose(other) {
+			t.Errorf("both lost %v: the path of the CLOSE waits for the store", all)
+		}
+		sent := o.sent
+		for _, r := range batch {
+			r.Queue = nowhere{}
+		}
+		d.Submit(batch)
+		o.srv.Complete(0, batch)
+		want := 1
+		if all {
+			want = 0
+		}
+		if n := len(o.srv.Devices()); n != 0 || o.sent != sent+want || all && len(o.rt.Paths()) != 0 {
+			t.Errorf("both lost %v: %d are open, %d answers, %d paths; want 0, %d", all, n, o.sent-sent, len(o.rt.Paths()), want)
+		}
+	}
+}
+
+// TestOpeningsAreBounded: of openings whose session is gone so many are under way; what a
+// session asks for beyond that keeps its path, so that there can be no more.
+func TestOpeningsAreBounded(t *testing.T) {
+	o, w := newOver(t, newRecorder(cached))
+	dir := t.TempDir()
+	w.root(&Root{Path: dir})
+	for i := range uint16(maxOrphans + 1) {
+		one, chunks := o.path(1, i+1)
+		o.put(one, chunks, 2, rtrswire.Read, rnbdwire.OpenRspLen, must(open1(fmt.Sprint("f", i), rw)))
+		if left, want := o.lose(one), i == maxOrphans; left != want {
+			t.Fatalf("after %d openings: the path waits %v, want %v", i+1, left, want)
+		}
+	}
+	for _, x := range w.openings {
+		dev, _, err := x.Do()
+		o.srv.Opened(0, x, dev, err)
+	}
+	if n := len(o.rt.Paths()); n != 0 || len(o.srv.orphans) != 0 {
+		t.Errorf("when they have ended: %d paths, %d openings", n, len(o.srv.orphans))
+	}
+}

@@ -86,6 +86,7 @@ func (l loopServer) Free(b []byte)                                         {}
 func (l loopServer) Trim(b []byte)                                         { l.loop.trimmed += len(b) }
 func (l loopServer) Up(*ServerSession)                                     {}
 func (l loopServer) Down(*ServerSession)                                   {}
+func (l loopServer) Stale(*ServerSession)                                  {}
 func (l loopServer) Closed()                                               {}
 func (l loopServer) Event(Event)                                           {}
 func (l loopServer) Grant(_ *ServerPath, _ int, b []byte, at uint64) (key uint32, addr uint64) {

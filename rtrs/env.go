@@ -82,6 +82,10 @@ type ServerEnv interface {
 	// then.
 	Up(s *ServerSession)
 	Down(s *ServerSession)
+	// Stale tells that requests of s may be stale now (ServerReq.Stale), because a path of it
+	// has gone, and that s goes on with others. Those that wait and have nothing at the store
+	// should end: the client's next attempt of that path, and its fence, wait for them.
+	Stale(s *ServerSession)
 	// Request starts r. Its end is told to Server.Reply, perhaps before Request returns.
 	Request(r *ServerReq)
 	// Closed is the last call after Server.Close: everything has ended.

@@ -253,6 +253,7 @@ type fakeServer struct {
 	reqs     []*ServerReq
 	ups      []*ServerSession
 	downs    []*ServerSession
+	stales   []*ServerSession
 	closed   int
 	events   []Event
 	regions  map[uint32]fakeRegion
@@ -333,8 +334,10 @@ func (f *fakeServer) Free(b []byte)         { f.live -= len(b) }
 func (f *fakeServer) Trim(b []byte)         { f.trimmed += len(b) }
 func (f *fakeServer) Up(s *ServerSession)   { f.ups = append(f.ups, s) }
 func (f *fakeServer) Down(s *ServerSession) { f.downs = append(f.downs, s) }
-func (f *fakeServer) Closed()               { f.closed++ }
-func (f *fakeServer) Event(e Event)         { f.events = append(f.events, e) }
+
+func (f *fakeServer) Stale(s *ServerSession) { f.stales = append(f.stales, s) }
+func (f *fakeServer) Closed()                { f.closed++ }
+func (f *fakeServer) Event(e Event)          { f.events = append(f.events, e) }
 
 // Request checks that the data is given where it lies, in the chunk: nothing is copied.
 func (f *fakeServer) Request(r *ServerReq) {

@@ -543,9 +543,12 @@ func TestServerCloses(t *testing.T) {
 	if len(f.downs) != 0 || len(ses.Paths()) != 1 {
 		t.Fatal("down with a path left")
 	}
+	if one(t, f.stales) != ses {
+		t.Fatal("it is not told that requests of a path may be stale")
+	}
 	f.put(p, 1, ds, 0, Write, nil)
 	f.s.disconnectAll(0, ses)
-	if one(t, f.downs) != ses || !f.reqs[0].Stale() {
+	if one(t, f.downs) != ses || len(f.stales) != 1 || !f.reqs[0].Stale() {
 		t.Fatal("its request is not stale")
 	}
 	p.Gone(0)

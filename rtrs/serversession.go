@@ -155,7 +155,7 @@ func (e *ServerSession) join(p *ServerPath) {
 	s.op.Data = nil
 }
 
-// leave counts p as no longer connected. With the last path the user is told Down, before
+// leave counts p as no longer connected. The user is told, with the last path Down, before
 // anything is done about requests of p.
 func (e *ServerSession) leave(p *ServerPath) {
 	for i := range e.chunks {
@@ -174,6 +174,8 @@ func (e *ServerSession) leave(p *ServerPath) {
 		e.down = true
 		e.s.event(Event{Kind: EventDown, Server: p, Generation: e.generation})
 		e.s.env.Down(e)
+	} else {
+		e.s.env.Stale(e)
 	}
 }
 

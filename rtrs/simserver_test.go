@@ -161,6 +161,8 @@ func (n *simServer) Down(s *ServerSession) {
 	n.w.note("server: session %s down", s.Name)
 }
 
+func (n *simServer) Stale(*ServerSession) {}
+
 func (n *simServer) Closed() { n.closed = true }
 
 func (n *simServer) Event(e Event) {

@@ -175,6 +175,8 @@ func (e *serverEnv) Down(s *rtrs.ServerSession) {
 	delete(e.sessions, s)
 }
 
+func (e *serverEnv) Stale(s *rtrs.ServerSession) { e.rn.Stale(e.last, s) }
+
 func (e *serverEnv) Request(r *rtrs.ServerReq) {
 	switch err := (*server)(e).touch(r.Data); { // what a read fills
 	case errors.Is(err, quota.ErrRationed), errors.Is(err, rdserr.ErrNoMemory) && len((*server)(e).rationed) < rationMost:
