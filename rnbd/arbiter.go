@@ -57,6 +57,7 @@ type handle struct {
 	since    time.Duration
 	foreign  bool     // see rnbdwire.Store
 	seen     bool     // a request for it has come: its client has the answer to its OPEN
+	where    string   // it was found (try.where), once it writes
 	opening  *Opening // nil: there is none, or it has ended
 }
 

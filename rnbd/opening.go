@@ -19,6 +19,7 @@ type Opening struct {
 	h      *handle
 	note   bool // another session than before writes: it waits for ServerEnv.Note
 	before past // what was remembered until then
+	held   bool // its name was not: Server.held
 }
 
 // try is one place where the volume may be.

@@ -40,13 +40,14 @@ func (s *Server) wrote(o *Opening, id any) {
 		p.behind = slices.DeleteFunc(slices.Clone(p.behind), func(n string) bool { return n == p.writer })
 		p.behind = append(p.behind[max(0, len(p.behind)-maxBehind+1):], p.writer)
 	}
-	h.foreign = !h.rules.Shared && (p.writer != "" && p.writer != name || slices.Contains(p.behind, name))
+	h.where = o.found.where()
+	h.foreign = s.holds(o) || !h.rules.Shared && (p.writer != "" && p.writer != name || slices.Contains(p.behind, name))
 	_, lasts := id.(blk.FileID) // what does not is not found again
 	another := p.writer != name
 	o.note = s.cfg.Notes && lasts && !h.rules.Shared && another
-	p.writer, p.closed, p.where = name, false, o.found.where()
+	p.writer, p.closed, p.where = name, false, h.where
 	s.remember(id, p)
-	if another && !o.note {
+	if (another || o.held) && !o.note {
 		s.env.Keep()
 	}
 }
@@ -54,6 +55,9 @@ func (s *Server) wrote(o *Opening, id any) {
 // unwrote takes back what wrote did, for a session that is not let in. A sync that failed
 // meanwhile stays remembered.
 func (s *Server) unwrote(o *Opening) {
+	if o.held {
+		delete(s.held, o.h.holder())
+	}
 	id := o.h.store.vol.id
 	if p := s.past[id]; p.writer == o.h.sess.rt.Name {
 		p.writer, p.closed, p.behind = o.before.writer, o.before.closed, o.before.behind
@@ -72,13 +76,14 @@ func (s *Server) request(h *handle) {
 		return
 	}
 	h.foreign = false // its client goes on all the same
+	s.hold(h)
 	id, name := h.store.vol.id, h.sess.rt.Name
 	p := s.past[id]
 	if i := slices.Index(p.behind, name); i >= 0 {
 		p.behind = slices.Delete(slices.Clone(p.behind), i, i+1)
 		s.remember(id, p)
-		s.env.Keep()
 	}
+	s.env.Keep()
 }
 
 // left remembers that the client has closed h itself: no write of it waits.
@@ -86,6 +91,7 @@ func (s *Server) left(h *handle) {
 	if !h.writes() || h.store == nil {
 		return
 	}
+	delete(s.held, h.holder())
 	if id := h.store.vol.id; s.past[id].writer == h.sess.rt.Name {
 		p := s.past[id]
 		p.closed = true

@@ -23,9 +23,11 @@ type Server struct {
 	volumes  map[any]*volume // open volumes, by identity
 	past     map[any]past    // closed volumes, by identity
 	earlier  map[string]Past // closed before the machine was started, by Past.Where
-	nextID   uint32          // of a device
-	ready    []*store        // have requests for Next
-	orphans  []*Opening      // are under way, and nobody waits for them; at most maxOrphans
+	held     map[holder]holding
+	heldAt   uint64     // of the last
+	nextID   uint32     // of a device
+	ready    []*store   // have requests for Next
+	orphans  []*Opening // are under way, and nobody waits for them; at most maxOrphans
 }
 
 // session holds the volumes that a session of RTRS has open.
@@ -52,7 +54,7 @@ const maxOrphans = 1024
 // NewServer returns a server without exports.
 func NewServer(cfg ServerConfig, env ServerEnv, rt Replier, rnd *rand.Rand) *Server {
 	s := &Server{cfg: cfg, env: env, rt: rt, rnd: rnd,
-		exports: map[string]*Export{}, volumes: map[any]*volume{}, past: map[any]past{}, earlier: map[string]Past{}}
+		exports: map[string]*Export{}, volumes: map[any]*volume{}, past: map[any]past{}, earlier: map[string]Past{}, held: map[holder]holding{}}
 	for _, p := range cfg.Past[:min(len(cfg.Past), maxPast)] {
 		if p.Earlier {
 			s.earlier[p.Where] = p
@@ -60,7 +62,11 @@ func NewServer(cfg ServerConfig, env ServerEnv, rt Replier, rnd *rand.Rand) *Ser
 			s.past[p.ID] = past{syncs: p.Syncs, writer: p.Writer, behind: p.Behind, where: p.Where}
 		}
 	}
-	s.cfg.Past = nil
+	for _, g := range cfg.Held[:min(len(cfg.Held), maxHeld)] {
+		s.heldAt++
+		s.held[holder{g.Session, g.Name}] = holding{store: g.ID, where: g.Where, earlier: g.Earlier, at: s.heldAt}
+	}
+	s.cfg.Past, s.cfg.Held = nil, nil
 	if s.cfg.Boot == 0 {
 		s.cfg.Boot = rnd.Uint64()
 	}

@@ -16,10 +16,10 @@ type ServerEnv interface {
 	// Close has c closed in the same way: a device that is no longer used and has nothing
 	// in flight, or a Root. It was opened at the place (Opening.Place).
 	Close(place any, c Closer)
-	// Note has what Past tells now written down, so that it outlives the machine, and then
+	// Note has what Past and Held tell now written down, so that it outlives the machine, and then
 	// Server.Noted called in the same way. Only asked for with ServerConfig.Notes.
 	Note(o *Opening)
-	// Keep says that there is something new in Past, to be written down soon.
+	// Keep says that there is something new in Past or Held, to be written down soon.
 	Keep()
 	// Event tells what happened, for logs and watchers.
 	Event(e ServerEvent)
@@ -76,7 +76,10 @@ type ServerConfig struct {
 	// sync is told to clients that were away, and a session that was away while another
 	// wrote does not go on writing.
 	Past []Past
-	// Notes says that the environment keeps Past (ServerEnv.Note). A session that was not
+	// Held is the result of Server.Held, likewise: a session that was away does not go on
+	// writing where its name leads to another store now.
+	Held []Held
+	// Notes says that the environment keeps Past and Held (ServerEnv.Note). A session that was not
 	// the last to write is let in when that is written down, and not before: a daemon or a
 	// machine that ends in between would let the former writer's waiting writes go over it.
 	Notes bool

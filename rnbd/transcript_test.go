@@ -297,6 +297,14 @@ func (p *program) clear() {
 	p.world.run()
 }
 
+func (p *program) held() []Held {
+	held := p.srv.Held()
+	slices.SortFunc(held, func(a, b Held) int {
+		return cmp.Or(cmp.Compare(a.Session, b.Session), cmp.Compare(a.Name, b.Name))
+	})
+	return held
+}
+
 // start replaces the daemon that serves, or its machine.
 func (p *program) start() {
 	for _, e := range p.ends {
@@ -305,10 +313,13 @@ func (p *program) start() {
 		}
 	}
 	p.clear()
-	past := p.srv.Past()
+	past, held := p.srv.Past(), p.held()
 	slices.SortFunc(past, func(a, b Past) int { return cmp.Compare(a.Where, b.Where) })
 	if p.world.rnd.Intn(3) == 0 {
 		p.boot++
+		for i := range held {
+			held[i].Earlier = true
+		}
 		for i := range past {
 			past[i].Earlier = true
 		}
@@ -316,7 +327,7 @@ func (p *program) start() {
 	exports := p.srv.Exports()
 	slices.SortFunc(exports, func(a, b *Export) int { return cmp.Compare(a.Name, b.Name) })
 	p.faults = nil
-	p.world.restart(ServerConfig{Boot: p.boot, FirstID: uint32(p.world.rnd.Intn(50)), MaxOpen: 5, Past: past, Notes: p.world.rnd.Intn(2) == 0}, exports...)
+	p.world.restart(ServerConfig{Boot: p.boot, FirstID: uint32(p.world.rnd.Intn(50)), MaxOpen: 5, Past: past, Held: held, Notes: p.world.rnd.Intn(2) == 0}, exports...)
 }
 
 // raw sends a message that no client of ours would send now.
@@ -367,6 +378,9 @@ func (p *program) seen() string {
 	for _, x := range past {
 		slices.Sort(x.Behind)
 		p.note("past: %+v", x)
+	}
+	for _, x := range p.held() {
+		p.note("held: %+v", x)
 	}
 	s := p.out.String()
 	p.out.Reset()

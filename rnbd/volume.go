@@ -244,9 +244,10 @@ func (v *Volume) sameAs(rsp *rnbdwire.OpenRsp, store rnbdwire.Store) error {
 		return rdserr.With(ErrStale, "volume %q has come back with blocks of %d bytes, and had %d", v.name, rsp.LogicalBlock, v.rsp.LogicalBlock)
 	case changed && store.Volatile && !v.acceptAny:
 		return rdserr.With(ErrStale, "volume %q was in memory of the server, which has lost it", v.name)
-	// Writes that wait here would overwrite data that the other session has written since.
+	// Writes that wait here would overwrite data that the other session has written since, or
+	// that of another store.
 	case store.Foreign && v.access != rnbdwire.ReadOnly && !v.acceptAny:
-		return rdserr.With(ErrStale, "volume %q has been open for writing in another session meanwhile; map it anew", v.name)
+		return rdserr.With(ErrStale, "volume %q has been open for writing in another session meanwhile, or is another store now; map it anew", v.name)
 	// A flush now would succeed at the server and say that writes are durable which it has
 	// never seen.
 	case changed && v.wrote > v.synced:

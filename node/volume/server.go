@@ -80,7 +80,7 @@ func newServer(h *Host, old *state) (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.rn = rnbd.NewServer(rnbd.ServerConfig{Boot: h.store.bootNumber(), Past: h.store.past(old), Notes: h.store.disk != nil}, (*exportEnv)(s), s.rt, rnd)
+	s.rn = rnbd.NewServer(rnbd.ServerConfig{Boot: h.store.bootNumber(), Past: h.store.past(old), Held: h.store.held(old), Notes: h.store.disk != nil}, (*exportEnv)(s), s.rt, rnd)
 	s.init(h, func(now time.Duration) { s.rt.Tick(now) }, s.rt.Next, func() {
 		now := s.lock(s.clock())
 		s.due(now)
@@ -100,6 +100,20 @@ func (s *server) past() (list []pastState) {
 	}
 	slices.SortFunc(list, func(a, b pastState) int {
 		return cmp.Or(cmp.Compare(a.Dev, b.Dev), cmp.Compare(a.Ino, b.Ino), cmp.Compare(a.Where, b.Where))
+	})
+	return list
+}
+
+// held is likewise what sessions have open for writing, or have not closed.
+func (s *server) held() (list []heldState) {
+	done := s.look()
+	held := s.rn.Held()
+	done()
+	for _, g := range held {
+		list = append(list, heldState{g.Session, g.Name, g.ID.Dev, g.ID.Ino, g.ID.Block, g.Where, g.Earlier})
+	}
+	slices.SortFunc(list, func(a, b heldState) int {
+		return cmp.Or(cmp.Compare(a.Session, b.Session), cmp.Compare(a.Name, b.Name))
 	})
 	return list
 }

@@ -39,6 +39,7 @@ type state struct {
 	Exports  []exportState  `json:"exports,omitempty"`
 	Mappings []mappingState `json:"mappings,omitempty"`
 	Past     []pastState    `json:"past,omitempty"`
+	Held     []heldState    `json:"held,omitempty"`
 	Kernels  *kernelsState  `json:"kernels,omitempty"`
 }
 
@@ -52,6 +53,17 @@ type pastState struct {
 	Behind  []string `json:"behind,omitempty"`
 	Where   string   `json:"where,omitempty"`
 	Earlier bool     `json:"earlier,omitempty"`
+}
+
+// heldState is which store a session has open for writing under a name (rnbd.Held).
+type heldState struct {
+	Session string `json:"session"`
+	Name    string `json:"name"`
+	Dev     uint64 `json:"dev"`
+	Ino     uint64 `json:"ino,omitempty"`
+	Block   bool   `json:"block,omitempty"`
+	Where   string `json:"where,omitempty"`
+	Earlier bool   `json:"earlier,omitempty"`
 }
 
 type exportState struct {
@@ -220,6 +232,15 @@ func (s *store) past(st *state) (list []rnbd.Past) {
 		}
 		list = append(list, rnbd.Past{ID: blk.FileID{Dev: p.Dev, Ino: p.Ino, Block: p.Block}, Syncs: p.Syncs,
 			Writer: p.Writer, Behind: p.Behind, Where: p.Where, Earlier: p.Earlier || earlier})
+	}
+	return list
+}
+
+// held is which stores sessions had open for writing under which names.
+func (s *store) held(st *state) (list []rnbd.Held) {
+	for _, g := range st.Held {
+		list = append(list, rnbd.Held{Session: g.Session, Name: g.Name, ID: blk.FileID{Dev: g.Dev, Ino: g.Ino, Block: g.Block},
+			Where: g.Where, Earlier: g.Earlier || st.Boot != s.boot})
 	}
 	return list
 }

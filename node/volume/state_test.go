@@ -27,7 +27,8 @@ func TestStateSurvives(t *testing.T) {
 	mapping := MapSpec{ID: "v7", Node: "n", Name: "d", As: AsSocket, Socket: "/s", Session: "a-b", Paths: []PathSpec{{Src: "", Dst: "n:1"}},
 		Policy: rtrs.MinLatency.String(), QueueDepth: 8, Access: AccessRW, IOTimeout: 3 * time.Second, LossTimeout: time.Minute, OnLoss: OnLossError, Persist: true}
 	want := state{Running: true, NextID: 8, Exports: []exportState{export.state()}, Mappings: []mappingState{mapping.state("", "", rnbd.Kept{Verifier: 1<<64 - 1, SyncLost: true, Stale: true, Flushed: true})},
-		Past: []pastState{{Dev: 3, Ino: 4, Syncs: 1, Writer: "a-b", Behind: []string{"x", "y"}, Where: "/disk"}, {Dev: 5, Block: true, Writer: "c"}}}
+		Past: []pastState{{Dev: 3, Ino: 4, Syncs: 1, Writer: "a-b", Behind: []string{"x", "y"}, Where: "/disk"}, {Dev: 5, Block: true, Writer: "c"}},
+		Held: []heldState{{Session: "a-b", Name: "d", Dev: 3, Ino: 4, Where: "/disk"}, {Session: "c", Name: "e", Dev: 5, Block: true, Earlier: true}}}
 	if err := s.write(func() state { return want }); err != nil {
 		t.Fatal(err)
 	}
@@ -61,9 +62,19 @@ func TestStateSurvives(t *testing.T) {
 	if got := s.past(&st); !reflect.DeepEqual(got, past) {
 		t.Fatalf("of the past: %+v", got)
 	}
-	past[0].Earlier = true
+	held := []rnbd.Held{
+		{Session: "a-b", Name: "d", ID: blk.FileID{Dev: 3, Ino: 4}, Where: "/disk"},
+		{Session: "c", Name: "e", ID: blk.FileID{Dev: 5, Block: true}, Earlier: true},
+	}
+	if got := s.held(&st); !reflect.DeepEqual(got, held) {
+		t.Fatalf("what is held: %+v", got)
+	}
+	past[0].Earlier, held[0].Earlier = true, true
 	if st.Boot = "another"; s.crashed(&st) || !reflect.DeepEqual(s.past(&st), past[:1]) {
 		t.Fatalf("a start of the machine was taken for a crash of the daemon, or of who wrote is known: %+v", s.past(&st))
+	}
+	if got := s.held(&st); !reflect.DeepEqual(got, held) {
+		t.Fatalf("what was held before the machine was started: %+v", got)
 	}
 	left, _ := filepath.Glob(filepath.Join(dir, "*.new"))
 	if len(left) != 0 {

@@ -1,0 +1,102 @@
+package rnbd
+
+import "github.com/rdsd/rdsd/blk"
+
+// Held is what a Server remembers of a name under which a session has a store open for
+// writing, or had it when it went without closing it, for the next Server. Writes of that
+// session may wait, which are for this store and no other: a name can lead to another one when
+// the session is back, because its file was replaced or another one exported.
+type Held struct {
+	Session, Name string
+	ID            blk.FileID
+	Where         string // the place where it was found then (try.where)
+	Earlier       bool   // ID is of an earlier start of the machine
+}
+
+// holder is a name as a session has it.
+type holder struct{ session, name string }
+
+// holding is the store behind it.
+type holding struct {
+	store   any // see storeOf
+	where   string
+	earlier bool
+	at      uint64 // which of all it is, by the time when it was last opened
+}
+
+// maxHeld bounds the names that are remembered: beyond it the one opened first is forgotten.
+const maxHeld = 4096
+
+// storeOf is what a store is known by when it is opened again: a file or block device by its
+// numbers, memory by the number of its export, another device by its place. An identity would
+// not do, which is that of one opening where it is no number.
+func (h *handle) storeOf() any {
+	id, owner := h.store.vol.id, h.store.owner
+	switch _, numbered := id.(blk.FileID); {
+	case numbered:
+		return id
+	case owner != nil && owner.Volatile:
+		return owner.verifier
+	}
+	return h.where
+}
+
+// same tells whether a name that led to g leads to the same store with n. The number of a
+// file's device is another one when its file system was mounted anew, that of a block device
+// when the machine was started: by its place it is known all the same.
+func (g *holding) same(n *holding) bool {
+	was, ok := g.store.(blk.FileID)
+	is, too := n.store.(blk.FileID)
+	switch {
+	case g.store == n.store:
+		return true
+	case !ok || !too || was.Block != is.Block || g.where != n.where:
+		return false
+	case is.Block:
+		return g.earlier
+	}
+	return was.Ino == is.Ino
+}
+
+// holds tells whether the name of h, which is being opened for writing, led its session to
+// another store, which it has not closed. Otherwise it is remembered.
+func (s *Server) holds(o *Opening) (another bool) {
+	h := o.h
+	n := holding{store: h.storeOf(), where: h.where}
+	was, known := s.held[h.holder()]
+	if known && !was.same(&n) {
+		return true
+	}
+	o.held = !known
+	s.hold(h)
+	return false
+}
+
+// hold remembers that the name of h leads to its store.
+func (s *Server) hold(h *handle) {
+	k := h.holder()
+	if _, known := s.held[k]; !known && len(s.held) >= maxHeld {
+		var first holder
+		at := ^uint64(0)
+		for k, g := range s.held {
+			if g.at < at {
+				first, at = k, g.at
+			}
+		}
+		delete(s.held, first)
+	}
+	s.heldAt++
+	s.held[k] = holding{store: h.storeOf(), where: h.where, at: s.heldAt}
+}
+
+func (h *handle) holder() holder { return holder{h.sess.rt.Name, h.name} }
+
+// Held lists them, in no order, but for those that end with the daemon.
+func (s *Server) Held() (list []Held) {
+	for k, g := range s.held {
+		if f, ok := g.store.(blk.FileID); ok {
+			list = append(list, Held{Session: k.session, Name: k.name, ID: f, Where: g.where, Earlier: g.earlier})
+		}
+	}
+	return list
+}

@@ -1,0 +1,264 @@
+package rnbd
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// away is a world with session a cut off, which has d, the file at path, for writing. All its
+// writes are flushed, but for late, which waits and ends by itself.
+func away(t *testing.T, below bool) (w *world, a *end, va *Volume, path string, late *blk.Request) {
+	t.Helper()
+	dir := t.TempDir()
+	path = filepath.Join(dir, "d")
+	writeFile(t, path, 1<<20)
+	w = newWorld(t, ServerConfig{Boot: 7, Notes: true})
+	if below {
+		w.root(&Root{Path: dir})
+	} else {
+		w.export(&Export{Name: "d", Path: path})
+	}
+	a = w.client("a")
+	va = a.mustMap("d", rw)
+	if err := a.write(va, 0, 1, 512, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.flush(va); err != nil {
+		t.Fatal(err)
+	}
+	a.cut()
+	late = &blk.Request{Op: blk.OpWrite, Len: 512, Buf: bytes.Repeat([]byte{2}, 512)}
+	a.submit(va, late)
+	w.run()
+	return w, a, va, path, late
+}
+
+// begins is the first byte of a file.
+func begins(t *testing.T, path string) byte {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b[0]
+}
+
+// TestAnotherStore: what waited for a store goes to no other that its name leads to when the
+// session is back, whether or not all writes before were flushed.
+func TestAnotherStore(t *testing.T) {
+	unexport := func(w *world) {
+		if err := w.srv.Unexport(w.now, "d"); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		what   string
+		below  bool
+		change func(w *world, path, other string)
+	}{
+		{"another file takes its place below a root", true, func(w *world, path, other string) {
+			if err := os.Rename(other, path); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{"another file takes its place as an export", false, func(w *world, path, other string) {
+			if err := os.Rename(other, path); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{"another file is exported", false, func(w *world, path, other string) {
+			unexport(w)
+			w.export(&Export{Name: "d", Path: other})
+		}},
+		{"another file is exported, before one below a root", true, func(w *world, path, other string) {
+			w.export(&Export{Name: "d", Path: other})
+		}},
+		{"memory is exported", false, func(w *world, path, other string) {
+			unexport(w)
+			m, err := blk.NewMem(blk.MemOptions{Size: 1 << 20})
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.export(&Export{Name: "d", Device: m, Volatile: true})
+		}},
+		{"the daemon is started with another file", false, func(w *world, path, other string) {
+			w.restart(ServerConfig{Boot: 7, Past: w.srv.Past(), Held: w.srv.Held(), Notes: true}, &Export{Name: "d", Path: other})
+		}},
+		{"the machine is, and the numbers of devices have changed", false, func(w *world, path, other string) {
+			past, held := w.srv.Past(), w.srv.Held()
+			past[0].Earlier, held[0].Earlier = true, true
+			held[0].ID.Dev += 5
+			if err := os.Rename(other, path); err != nil {
+				t.Fatal(err)
+			}
+			w.restart(ServerConfig{Boot: 8, Past: past, Held: held, Notes: true}, &Export{Name: "d", Path: path})
+		}},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			w, a, va, path, late := away(t, c.below)
+			other := path + "other"
+			writeFile(t, other, 1<<20)
+			was := begins(t, other)
+			c.change(w, path, other)
+			if _, err := os.Stat(other); err != nil {
+				other = path
+			}
+			a.connectFor(2)
+			for _, o := range w.openings {
+				d, _, err := o.Do()
+				w.srv.Opened(w.now, o, d, err)
+			}
+			for _, o := range w.notes {
+				w.srv.Noted(w.now, o, nil)
+			}
+			w.openings, w.notes = nil, nil
+			if len(w.srv.Open()) != 1 {
+				t.Fatal("the server has not opened it")
+			}
+			a.cut() // with the answer
+			w.run()
+			a.connect()
+			wantState(t, "it leads to another store", va, Closed)
+			if rdserr.Errno(late.Err) != rdserr.Errno(ErrStale) || begins(t, other) != was {
+				t.Errorf("the write that waited: %v; the other file begins with %d, and did with %d", late.Err, begins(t, other), was)
+			}
+			// That is told and known: the volume is taken as it is, and goes on like any other.
+			for _, v := range a.noting {
+				v.Noted(w.now)
+			}
+			w.run()
+			if err := va.Remap(w.now); err != nil {
+				t.Fatal(err)
+			}
+			w.run()
+			wantState(t, "taken as it is", va, Open)
+			a.cut()
+			again := &blk.Request{Op: blk.OpWrite, Len: 512, Buf: bytes.Repeat([]byte{3}, 512)}
+			a.submit(va, again)
+			w.run()
+			a.connect()
+			if wantState(t, "the same as before", va, Open); again.Err != nil {
+				t.Errorf("a write that waited for it: %v", again.Err)
+			}
+		})
+	}
+}
+
+// TestTheSameStore: a session goes on where its name leads to the store that it had, however
+// that is found now, and a name that it has closed may lead anywhere.
+func TestTheSameStore(t *testing.T) {
+	for _, c := range []struct {
+		what   string
+		below  bool
+		change func(w *world, path string)
+	}{
+		{"nothing has happened", true, func(*world, string) {}},
+		{"it is exported anew", false, func(w *world, path string) {
+			if err := w.srv.Unexport(w.now, "d"); err != nil {
+				w.t.Fatal(err)
+			}
+			w.export(&Export{Name: "d", Path: path})
+		}},
+		{"it lies elsewhere", false, func(w *world, path string) {
+			if err := os.Rename(path, path+"x"); err != nil {
+				w.t.Fatal(err)
+			}
+			if err := w.srv.Unexport(w.now, "d"); err != nil {
+				w.t.Fatal(err)
+			}
+			w.export(&Export{Name: "d", Path: path + "x"})
+		}},
+		{"the daemon was started", false, func(w *world, path string) {
+			w.restart(ServerConfig{Boot: 7, Past: w.srv.Past(), Held: w.srv.Held(), Notes: true}, &Export{Name: "d", Path: path})
+		}},
+		{"the machine was, and the numbers of devices have changed", false, func(w *world, path string) {
+			past, held := w.srv.Past(), w.srv.Held()
+			past[0].Earlier, held[0].Earlier = true, true
+			past[0].ID.Dev += 5
+			held[0].ID.Dev += 5
+			w.restart(ServerConfig{Boot: 8, Past: past, Held: held, Notes: true}, &Export{Name: "d", Path: path})
+		}},
+		{"its file system was mounted anew", false, func(w *world, path string) {
+			held := w.srv.Held()
+			held[0].ID.Dev += 5
+			w.restart(ServerConfig{Boot: 7, Past: w.srv.Past(), Held: held, Notes: true}, &Export{Name: "d", Path: path})
+		}},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			w, a, va, path, late := away(t, c.below)
+			c.change(w, path)
+			a.connect()
+			if wantState(t, "the same", va, Open); late.Err != nil {
+				t.Errorf("the write that waited: %v", late.Err)
+			}
+		})
+	}
+
+	w, a, va, path, _ := away(t, true)
+	a.connect()
+	if err := va.Unmap(w.now); err != nil {
+		t.Fatal(err)
+	}
+	w.run()
+	writeFile(t, path+"other", 1<<20)
+	if err := os.Rename(path+"other", path); err != nil {
+		t.Fatal(err)
+	}
+	va = a.mustMap("d", rw)
+	if va.store.Foreign || len(w.srv.Held()) != 1 {
+		t.Errorf("closed before: foreign %v, held %v", va.store.Foreign, w.srv.Held())
+	}
+}
+
+// TestHolding: which stores are taken for the same.
+func TestHolding(t *testing.T) {
+	file, disk := blk.FileID{Dev: 1, Ino: 2}, blk.FileID{Dev: 1, Block: true}
+	for i, c := range []struct {
+		was, is holding
+		want    bool
+	}{
+		{holding{store: file, where: "/a"}, holding{store: file, where: "/b"}, true},
+		{holding{store: file, where: "/a"}, holding{store: blk.FileID{Dev: 1, Ino: 3}, where: "/a"}, false},
+		{holding{store: file, where: "/a"}, holding{store: blk.FileID{Dev: 9, Ino: 2}, where: "/a"}, true},
+		{holding{store: file, where: "/a"}, holding{store: blk.FileID{Dev: 9, Ino: 2}, where: "/b"}, false},
+		{holding{store: file, where: "/a"}, holding{store: disk, where: "/a"}, false},
+		{holding{store: disk, where: "/a"}, holding{store: disk, where: "/b"}, true},
+		{holding{store: disk, where: "/a"}, holding{store: blk.FileID{Dev: 9, Block: true}, where: "/a"}, false},
+		{holding{store: disk, where: "/a", earlier: true}, holding{store: blk.FileID{Dev: 9, Block: true}, where: "/a"}, true},
+		{holding{store: disk, where: "/a", earlier: true}, holding{store: blk.FileID{Dev: 9, Block: true}, where: "/b"}, false},
+		{holding{store: "export a"}, holding{store: "export a"}, true},
+		{holding{store: "export a"}, holding{store: uint64(3)}, false},
+		{holding{store: uint64(4)}, holding{store: uint64(3)}, false},
+	} {
+		if got := c.was.same(&c.is); got != c.want {
+			t.Errorf("%d: %v", i, got)
+		}
+	}
+}
+
+// TestHeldIsBounded: of names that sessions have not closed the last are remembered.
+func TestHeldIsBounded(t *testing.T) {
+	w, a, _, _, _ := away(t, true)
+	var held []Held
+	for i := range maxHeld {
+		held = append(held, Held{Session: "x", Name: fmt.Sprint(i)})
+	}
+	w.srv = NewServer(ServerConfig{Held: append(held, Held{Name: "beyond"})}, w, w, w.rnd)
+	if n := len(w.srv.Held()); n != maxHeld {
+		t.Fatalf("%d are taken up", n)
+	}
+	w.mem("d", 1<<20)
+	a.connect()
+	if _, first := w.srv.held[holder{"x", "0"}]; first || len(w.srv.held) != maxHeld {
+		t.Errorf("%d are remembered, the first %v", len(w.srv.held), first)
+	}
+	if _, last := w.srv.held[holder{"a", "d"}]; !last {
+		t.Error("the last is forgotten")
+	}
+}
