@@ -87,6 +87,104 @@ func TestResumesWithoutOneThatStandsStill(t *testing.T) {
 	}
 }
 
+// TestRemapBeforeItResumes: what waited for a volume that another session has taken over does
+// not go over its data where the volume is mapped anew while the session still waits for
+// another one. What is written then does.
+func TestRemapBeforeItResumes(t *testing.T) {
+	dir := t.TempDir()
+	writeFile(t, dir+"/slow", 1<<20)
+	w := newWorld(t, ServerConfig{})
+	w.root(&Root{Path: dir})
+	w.mem("quick", 1<<20)
+	e, other := w.client("c"), w.client("other")
+	quick := e.mustMap("quick", rw)
+	e.mustMap("slow", rw)
+	e.cut()
+	late := &blk.Request{Op: blk.OpWrite, Len: 4096, Buf: bytes.Repeat([]byte{1}, 4096)}
+	done := e.submit(quick, late)
+	theirs := other.mustMap("quick", rw)
+	if err := other.write(theirs, 0, 2, 4096, 0); err != nil {
+		t.Fatal(err)
+	}
+	other.cut()
+	w.holdOpen = true
+	e.connect()
+	wantState(t, "taken over", quick, Closed)
+	if rdserr.Errno(quick.Err()) != rdserr.Errno(ErrStale) || e.resumed || *done {
+		t.Fatalf("%v; resumed %v, done %v", quick.Err(), e.resumed, *done)
+	}
+	for range 2 {
+		wantErr(t, "while what waited has not ended", quick.Remap(w.now), ErrBusy)
+		if !quick.Ending() {
+			t.Error("nothing is ending")
+		}
+		w.tick(e.c.cfg.RetryEvery / 3)
+	}
+	w.tick(e.c.cfg.RetryEvery)
+	if rdserr.Errno(late.Err) != rdserr.Errno(ErrStale) || quick.Ending() {
+		t.Errorf("what waited: %v", late.Err)
+	}
+	if err := quick.Remap(w.now); err != nil {
+		t.Fatal(err)
+	}
+	w.run()
+	if b, err := e.read(quick, 0, 4096); b != 2 || err != nil {
+		t.Errorf("mapped anew: %d, %v; want what the other has written", b, err)
+	}
+	if err := e.write(quick, 0, 3, 4096, 0); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRemapOfWhatCameBack: likewise where the session has given the request back, which waits
+// to be started again.
+func TestRemapOfWhatCameBack(t *testing.T) {
+	w := newWorld(t, ServerConfig{})
+	w.mem("d", 1<<20)
+	e := w.client("c")
+	v := e.mustMap("d", rw)
+	e.cut()
+	done := e.submit(v, &blk.Request{Op: blk.OpWrite, Len: 4096, Buf: bytes.Repeat([]byte{1}, 4096)})
+	e.c.up, e.c.resumed = true, false // it comes back in a generation that has not resumed yet
+	e.Cancel(w.now, e.queue[0], errAgain)
+	v.fail(w.now, ErrStale)
+	if sent, held := v.Inflight(); sent != 0 || held != 0 || *done {
+		t.Fatalf("%d sent, %d held, done %v", sent, held, *done)
+	}
+	wantErr(t, "while it has not ended", v.Remap(w.now), ErrBusy)
+}
+
+// TestRemapIsNoConsent: who has a volume opened again that was not refused for good, and for
+// which requests wait, has not been told that another session has written.
+func TestRemapIsNoConsent(t *testing.T) {
+	w := newWorld(t, ServerConfig{})
+	m := w.mem("d", 1<<20)
+	e, other := w.client("c"), w.client("other")
+	v := e.mustMap("d", rw)
+	e.cut()
+	late := &blk.Request{Op: blk.OpWrite, Len: 4096, Buf: bytes.Repeat([]byte{1}, 4096)}
+	e.submit(v, late)
+	theirs := other.mustMap("d", rw)
+	if err := other.write(theirs, 0, 2, 4096, 0); err != nil {
+		t.Fatal(err)
+	}
+	other.cut()
+	w.run()
+	if err := w.srv.Unexport(w.now, "d"); err != nil {
+		t.Fatal(err)
+	}
+	e.connect()
+	wantState(t, "not exported just now", v, Closed)
+	w.export(&Export{Name: "d", Device: m})
+	if err := v.Remap(w.now); err != nil {
+		t.Fatal(err)
+	}
+	w.run()
+	if wantState(t, "another has written", v, Closed); rdserr.Errno(late.Err) != rdserr.Errno(ErrStale) {
+		t.Errorf("what waited: %v", late.Err)
+	}
+}
+
 // TestToldNothing: a volume stays what it is when the server does not say what it is
 // like, unless it says that this session does not have it open.
 func TestToldNothing(t *testing.T) {

@@ -377,8 +377,22 @@ func (v *Volume) Ask(now time.Duration) {
 	v.pump(now)
 }
 
-// Remap opens a closed volume again, also one that is closed for good. Events tell how that
-// ends.
+// Ending reports whether v is closed for good and requests from before that have not ended. They
+// must not run after Remap: it is for other writes than theirs that the volume was closed.
+func (v *Volume) Ending() bool { return v.failed != nil && v.waits() }
+
+// waits tells whether requests of v are with the session, held or to be started again.
+func (v *Volume) waits() bool {
+	for p := v.c.again; p != nil; p = p.next {
+		if p.call.v == v {
+			return true
+		}
+	}
+	return v.inflight > 0 || v.held != nil
+}
+
+// Remap opens a closed volume again, also one that is closed for good; it is ErrBusy while that
+// is Ending. Events tell how it ends.
 func (v *Volume) Remap(now time.Duration) error {
 	switch {
 	case v.state == Open:
@@ -389,10 +403,14 @@ func (v *Volume) Remap(now time.Duration) error {
 		return rdserr.With(ErrBusy, "volume %q is being opened", v.name)
 	case !v.c.up:
 		return rdserr.With(rdserr.ErrHostDown, "there is no path to the server; volume %q is opened when there is one", v.name)
+	case v.Ending():
+		return rdserr.With(ErrBusy, "volume %q: requests from before it was closed have not ended yet", v.name)
 	}
 	// acceptAny: the administrator who remaps has been told what may be lost, and takes the
-	// volume as it is.
-	v.failed, v.retryAt, v.acceptAny = nil, now, true
+	// volume as it is. Who was not told yet does so where nothing waits that could go over
+	// something.
+	v.acceptAny = v.acceptAny || v.failed != nil || !v.waits()
+	v.failed, v.retryAt = nil, now
 	v.pump(now)
 	return nil
 }

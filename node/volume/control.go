@@ -93,7 +93,7 @@ func (h *Host) Remap(ctx context.Context, what string) (MappingInfo, error) {
 	for {
 		now := c.lock(h.now())
 		d.forgetOutcome()
-		asking := d.v.Asking() // it is being closed, or opened by itself
+		asking := d.v.Asking() || d.v.Ending() // it is being closed, or opened by itself
 		if !asking {
 			err = d.v.Remap(now)
 		}
