@@ -149,10 +149,11 @@ func (c *conn) askAgain() {
 	})
 }
 
-// returnCharge gives back charged memory that is not needed any more, in steps as well. It
-// is called with mu held.
+// returnCharge gives back charged memory that is not needed any more, in steps as well. What
+// the reader was promised is needed: on a reactor it takes that without waiting. It is called
+// with mu held.
 func (c *conn) returnCharge() {
-	need := max(c.bytes-connFree, 0)
+	need := max(c.bytes+c.promised-connFree, 0)
 	if c.charged == 0 || need > 0 && c.charged-need < 2*chargeStep {
 		return
 	}

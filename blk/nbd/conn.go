@@ -43,6 +43,7 @@ type conn struct {
 	made     int       // guarded by mu; ops there are
 	inFlight int       // guarded by mu; ops in use, and receive buffers beside the reader's
 	bytes    int       // guarded by mu; memory of those
+	promised int       // guarded by mu; bytes that the reader has found room for and not taken yet
 	charge   Charge    // nil: memory is not charged
 	charged  int       // guarded by mu; taken of charge beside connMemory
 	asking   bool      // guarded by mu; askAgain is under way
@@ -120,6 +121,7 @@ func (c *conn) serve() error {
 	for c.inFlight > 0 && !c.faulted || c.sending || c.pending.Load() > 0 {
 		c.room.Wait()
 	}
+	c.promised = 0
 	if c.returnCharge(); c.charged > 0 { // it has faulted: nothing is given back later
 		c.charge.Give(c.charged)
 		c.charged = 0
@@ -206,6 +208,7 @@ func (c *conn) takeOp(n int) *op {
 	o.bytes = n
 	c.inFlight++
 	c.bytes += n
+	c.promised = 0
 	return o
 }
 
@@ -305,6 +308,7 @@ func (c *conn) dropBuf(rb *recvBuf) {
 	c.mu.Lock()
 	c.inFlight++
 	c.bytes += recvSize
+	c.promised = 0
 	c.mu.Unlock()
 	rb.release()
 }

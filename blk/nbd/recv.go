@@ -126,7 +126,8 @@ func (c *conn) parse() error {
 }
 
 // lacksRoom reports whether a command, of whose payload so much is there, has to wait for
-// room. Only the reader takes room, so room that is there stays.
+// room. Only the reader takes room, and what is charged for it is promised, so room that is
+// there stays until start takes it.
 func (c *conn) lacksRoom(q *request, there int, bad error) bool {
 	c.need = 0
 	switch n := int(q.n); {
@@ -138,7 +139,11 @@ func (c *conn) lacksRoom(q *request, there int, bad error) bool {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.waitsForRoom()
+	if c.promised = 0; c.waitsForRoom() {
+		return true
+	}
+	c.promised = c.need
+	return false
 }
 
 // check decides whether a command may be carried out: everything but its
@@ -362,9 +367,14 @@ func (c *conn) makeRoom(need int) bool {
 			}
 			c.room.Wait()
 		}
+		c.promised = recvSize // until dropBuf
 		c.mu.Unlock()
 		// The wait may have been long enough for the device to be done with this one.
 		if c.rb.refs.Load() == 1 { // the device has them
+			c.mu.Lock()
+			c.promised = 0
+			c.returnCharge()
+			c.mu.Unlock()
 			return c.makeRoom(need)
 		}
 		old, tail := c.rb, c.rb.b[c.r:c.w]

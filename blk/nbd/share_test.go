@@ -240,6 +240,74 @@ func TestWaitsAreTimed(t *testing.T) {
 	}
 }
 
+// TestPromisedRoomStays: what the reader has found room for it takes without waiting, although
+// another thread gives back what an earlier request had, and other connections take all of that:
+// on a reactor nothing else would go on.
+func TestPromisedRoomStays(t *testing.T) {
+	const n = 1 << 20
+	p := &purse{limit: 8 << 20}
+	c := &conn{srv: &Server{opts: Options{MaxRequests: 10, MaxBytes: 1 << 30, Linger: time.Hour}}, charge: p}
+	c.room.L = &c.mu
+	small, large := c.takeOp(4096), c.takeOp(n)
+	q := request{cmd: cmdRead, n: n}
+	if c.lacksRoom(&q, 0, nil) {
+		t.Fatal("there is no room")
+	}
+	freed := make(chan struct{})
+	go func() {
+		c.release(large)
+		close(freed)
+	}()
+	<-freed
+	rest := p.limit - p.held()
+	if !p.Take(rest) {
+		t.Fatal("the rest cannot be had")
+	}
+	taken := make(chan *op)
+	go func() { taken <- c.start(&q, bufSize(n)) }()
+	select {
+	case large = <-taken:
+	case <-time.After(5 * time.Second):
+		p.Give(rest)
+		<-taken
+		t.Fatal("it waits for room that it had found")
+	}
+	if got, want := c.charged, c.bytes-connFree; got < want || c.promised != 0 {
+		t.Errorf("%d charged for %d bytes, %d promised", got, want, c.promised)
+	}
+	// One that is refused is promised nothing.
+	p.Give(rest)
+	if q.n = 4096; c.lacksRoom(&q, 0, nil) || c.promised != 4096 {
+		t.Fatalf("%d promised", c.promised)
+	}
+	if c.lacksRoom(&q, 0, blk.ErrRange) || c.promised != 0 {
+		t.Errorf("%d promised to one that is refused", c.promised)
+	}
+	c.release(small)
+	c.release(large)
+	if c.charged != 0 {
+		t.Errorf("%d charged at the end", c.charged)
+	}
+}
+
+// TestPromisedBuffer: likewise for a receive buffer beside the one that the device reads in.
+func TestPromisedBuffer(t *testing.T) {
+	p := &purse{limit: 8 << 20}
+	c := &conn{srv: &Server{opts: Options{MaxRequests: 10, MaxBytes: 1 << 30, Linger: time.Hour}}, charge: p}
+	c.room.L = &c.mu
+	c.newBuf()
+	c.r, c.w = recvSize-1, recvSize
+	old := c.rb
+	old.refs.Add(1) // the device
+	if !c.makeRoom(requestSize) || c.rb == old || c.promised != 0 || c.charged < c.bytes-connFree {
+		t.Errorf("%d promised, %d charged for %d bytes", c.promised, c.charged, c.bytes)
+	}
+	old.release()
+	if c.charged != 0 || c.bytes != 0 {
+		t.Errorf("%d charged for %d bytes at the end", c.charged, c.bytes)
+	}
+}
+
 // TestPreferredBlocks: a client is told to prefer blocks of a page at least, of more where
 // the store does.
 func TestPreferredBlocks(t *testing.T) {
