@@ -38,20 +38,28 @@ static void drop_pairs(rdsd_socket *s, struct rdsdi_region *r)
 		pthread_mutex_unlock(&s->sleep.mu);
 }
 
+/* let_go takes the region of a dead daemon out of the chain. */
+static void let_go(rdsd_socket *s, struct rdsdi_region **at)
+{
+	struct rdsdi_rx *rx = &s->rx;
+	struct rdsdi_region *old = *at;
+
+	drop_pairs(s, old);
+	if (at == &rx->reg) {
+		rx->head = rx->shown = 0;
+		rx->one_by_one = false;
+	}
+	*at = old->next;
+	rx->regions--;
+	rdsdi_region_unref(old);
+}
+
 /* next_region goes on to the region of the daemon that came after a dead one. */
 static bool next_region(rdsd_socket *s)
 {
-	struct rdsdi_rx *rx = &s->rx;
-	struct rdsdi_region *old = rx->reg;
-
-	if (!old || !old->next)
+	if (!s->rx.reg || !s->rx.reg->next)
 		return false;
-	drop_pairs(s, old);
-	rx->reg = old->next;
-	rx->head = rx->shown = 0;
-	rx->one_by_one = false;
-	rx->regions--;
-	rdsdi_region_unref(old);
+	let_go(s, &s->rx.reg);
 	return true;
 }
 
@@ -591,15 +599,36 @@ int64_t rdsdi_request_end(struct rdsdi_request *q, int64_t result, rdsd_msg *rep
 
 /* Sessions */
 
+/*
+ * let_go_of_empty leaves the regions with something unread. All their daemons are dead. A socket that
+ * only sends never comes to next_region, and an empty region may stand behind one that is not.
+ */
+static void let_go_of_empty(rdsd_socket *s)
+{
+	struct rdsdi_rx *rx = &s->rx;
+	struct rdsdi_region **at = &rx->reg;
+
+	while (*at) {
+		bool front = at == &rx->reg;
+
+		if ((front && rx->left) || load_acquire(at64(*at, W_RECV_TAIL)) != (front ? rx->head : 0) ||
+		    rdsdi_pairs_ready(*at, UINT64_MAX))
+			at = &(*at)->next;
+		else
+			let_go(s, at);
+	}
+}
+
 int rdsdi_rx_start(rdsd_socket *s, struct rdsdi_link *l)
 {
 	struct rdsdi_rx *rx = &s->rx;
 	struct rdsdi_region **last = &rx->reg;
 
 	pthread_mutex_lock(&rx->mu);
+	let_go_of_empty(s);
 	if (rx->regions >= MAX_REGIONS) {
 		pthread_mutex_unlock(&rx->mu);
-		return -ENOMEM;
+		return rdsdi_fail(-ENOMEM, "what came while %u daemons before were there is unread: receive it", MAX_REGIONS);
 	}
 	while (*last)
 		last = &(*last)->next;

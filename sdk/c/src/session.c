@@ -296,11 +296,10 @@ static int bound(rdsd_socket *s)
 	if (!c->first && !addr_equal(&l->reg->local, &s->local))
 		return rdsdi_fail(-EPROTO, "the daemon bound another address than was asked for");
 	err = rdsdi_tx_start(s, l);
-	if (!err)
-		err = rdsdi_rx_start(s, l);
+	err = err ? rdsdi_errno(err) : rdsdi_rx_start(s, l);
 	if (err) {
 		rdsdi_tx_stop(s, WHY_DAEMON_RESTARTED);
-		return rdsdi_errno(err);
+		return err;
 	}
 	if (c->first) /* other threads read it from then on */
 		s->local = l->reg->local;

@@ -1378,6 +1378,72 @@ static void restart(void)
 	end();
 }
 
+/* restarted ends the daemon's life; the socket is bound again before this returns. */
+static void restarted(rdsd_socket *s)
+{
+	rdsd_addr where, to = at(9);
+	time_t until = time(NULL) + 20;
+
+	rdsd_local_addr(s, &where);
+	fake_kill(f);
+	nap(10); /* after CHECK_EVERY the next call looks */
+	do
+		CHECK_IS(rdsd_send(s, &to, "out", 3, NULL, RDSD_SEC(5)), 0);
+	while (!fake_bound(f, where.port) && time(NULL) < until);
+	CHECK(fake_bound(f, where.port));
+}
+
+/* Whoever only sends lets go of the regions of dead daemons, too; what is unread in one of them stays. */
+static void restarts_without_a_receive(void)
+{
+	rdsd_socket *a, *b;
+
+	begin();
+	a = bound(1);
+	b = bound(2);
+	send_text(b, 2, "unread");
+	CHECK_IS(rdsd_flush(b, RDSD_SEC(5)), 0);
+	for (int i = 0; i < 10; i++) {
+		restarted(a);
+		restarted(b);
+	}
+	CHECK_IS(a->rx.regions, 1);
+	CHECK_IS(b->rx.regions, 2);
+	send_text(a, 2, "after");
+	expect_text(b, 2, "unread");
+	expect_text(b, 1, "after");
+	end();
+}
+
+static void unread_of_many_daemons(void)
+{
+	rdsd_addr to = at(1);
+	rdsd_socket *a;
+	char text[24];
+
+	begin();
+	a = bound(1);
+	for (int i = 0; i < 8; i++) {
+		if (i)
+			restarted(a);
+		snprintf(text, sizeof text, "of daemon %d", i);
+		send_text(a, 1, text);
+		CHECK_IS(rdsd_flush(a, RDSD_SEC(5)), 0);
+	}
+	fake_kill(f);
+	nap(10);
+	CHECK_IS(rdsd_flush(a, RDSD_MS(200)), -ETIMEDOUT); /* nothing is dropped for a new one */
+	CHECK_IS(rdsd_try_send(a, &to, "x", 1, NULL), -ESHUTDOWN);
+	CHECK(strstr(rdsd_errmsg(), "unread"));
+	expect_text(a, 1, "of daemon 0");
+	CHECK_IS(rdsd_send(a, &to, "of daemon 8", 11, NULL, RDSD_SEC(5)), 0);
+	for (int i = 1; i < 9; i++) {
+		snprintf(text, sizeof text, "of daemon %d", i);
+		expect_text(a, 1, text);
+	}
+	end();
+}
+
 static void no_reconnect(void)
 {
 	rdsd_bind_options o = {.flags = RDSD_NO_RECONNECT | RDSD_OUTCOMES};
@@ -1894,6 +1960,8 @@ int main(int argc, char **argv)
 		{"event loop", event_loop},
 		{"loop and threads", loop_and_threads},
 		{"restart", restart},
+		{"restarts without a receive", restarts_without_a_receive},
+		{"unread of many daemons", unread_of_many_daemons},
 		{"no reconnect", no_reconnect},
 		{"dismissed", dismissed},
 		{"closing", closing},
