@@ -359,6 +359,42 @@ async def test_outcomes_beside_a_close_are_all_told(bind: Bind) -> None:
         assert [outcome.tag for outcome in outcomes] == tags
 
 
+async def await_room(sock: Any) -> None:
+    """As a send that met WouldBlock."""
+    await sock._wait_for_room([rdsd.WouldBlock()], time.monotonic() + 10)
+
+
+async def test_who_waits_for_something_else_stays_armed(bind: Bind) -> None:
+    """The library answers what is there, and is then armed for nobody."""
+    a, b = await bind(outcomes=True), await bind(outcomes=True)
+    for _ in range(3):
+        reading = asyncio.create_task(b.recv(timeout=20))
+        deciding = asyncio.ensure_future(anext(b.outcomes(timeout=20)))
+        await asyncio.sleep(0.01)  # both sleep
+        await await_room(b)
+        await a.send(b.local_address, b"x", timeout=5)
+        await asyncio.wait_for(reading, 5)
+        await b.send(a.local_address, b"y", timeout=5)
+        await asyncio.wait_for(deciding, 5)
+
+
+async def test_the_end_is_told_to_all(bind: Bind, daemons: Pair) -> None:
+    """Also when the call of one task has met it before the loop did."""
+    near = daemons[0]
+    a = await bind(outcomes=True, reconnect=False)
+    calls: list[Any] = [a.recv(timeout=10), anext(a.outcomes(timeout=10))]
+    waiting = [asyncio.ensure_future(call) for call in calls]
+    await asyncio.sleep(0.01)  # both sleep
+    near.kill()
+    try:
+        with pytest.raises(rdsd.DaemonUnavailable):  # nothing else of the loop has run meanwhile
+            await await_room(a)
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+    finally:
+        await asyncio.to_thread(near.start)
+    assert [type(r) for r in results] == [rdsd.DaemonUnavailable] * 2
+
+
 async def test_close_ends_every_wait(bind: Bind) -> None:
     a = await bind(outcomes=True)
     await a.send(NOBODY, b"stuck", timeout=5)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import TypeVar
@@ -41,6 +40,7 @@ from ._ring import Ring, RingRoom, lease
 from ._slots import AsyncSlot, Lease
 from ._surface import TRY_TIMEOUT, check_limit, check_slot, outgoing, run
 from ._target import Timeout, seconds
+from ._threads import in_thread
 from ._types import (
     Address,
     AddressLike,
@@ -458,27 +458,7 @@ class RingSocket(Socket):
 
     async def _ask(self, question: Callable[[], T]) -> T:
         """Runs what waits for the daemon in a thread."""
-        answer: asyncio.Future[T] = self._loop.create_future()
-
-        def tell(result: T | None, error: BaseException | None) -> None:
-            if answer.done():
-                return
-            if error is not None:
-                answer.set_exception(error)
-            else:
-                answer.set_result(result)  # type: ignore[arg-type]
-
-        def work() -> None:
-            result, error = None, None
-            try:
-                result = question()
-            except BaseException as caught:
-                error = caught
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(tell, result, error)
-
-        threading.Thread(target=work, name="rdsd-ask", daemon=True).start()
-        return await answer
+        return await in_thread(question)
 
     async def _wait(
         self, what: int, deadline: float | None, reply: Call[Datagram] | None = None
@@ -501,7 +481,8 @@ class RingSocket(Socket):
         self._waiters.append(waiter)
         alarm = None
         try:
-            if self._arm() & what:
+            self._arm(finished)
+            if finished.done():
                 return False
             alarm = None if left is None else self._loop.call_later(left, wake)
             await finished
@@ -513,15 +494,29 @@ class RingSocket(Socket):
             if not self._waiters:
                 self._ring._disarm()
 
-    def _arm(self) -> int:
-        """Asks to be woken for all that is waited for; what of it is there already."""
-        wanted = 0
-        for what, _ in self._waiters:
-            wanted |= what
-        ready = self._ring._arm(wanted)
-        if ready:
+    def _arm(self, mine: asyncio.Future[None]) -> None:
+        """Asks to be woken for all that is waited for, and wakes whom it is there for.
+
+        The library says what is there and is armed for nobody then: it is asked again
+        for the others.
+        """
+        while True:
+            wanted = 0
+            for what, finished in self._waiters:
+                wanted |= 0 if finished.done() else what
+            if not wanted:
+                return
+            try:
+                ready = self._ring._arm(wanted)
+            except RdsError:  # it is over, for all of them
+                there = mine.done()
+                self._wake(-1)
+                if there:
+                    return
+                raise
+            if not ready:
+                return
             self._wake(ready)
-        return ready
 
     def _wake(self, what: int) -> None:
         """Whoever waits for it looks again."""
