@@ -235,6 +235,12 @@ static int batch_of_buffer(Handle *h, struct batch *b, PyObject *name, PyObject 
 	return 0;
 }
 
+/* later says whether what a part of a send met goes away: a daemon that is gone comes back, unless the socket is over. */
+static bool later(Handle *h, int64_t err)
+{
+	return blocked(err) && (err != -ESHUTDOWN || !atomic_load(&h->sock->over));
+}
+
 static int batch_once(Handle *h, rdsd_dgram *d, size_t n, int64_t timeout, bool with_lock, struct rdsdi_jam *whole)
 {
 	PyThreadState *t = part_begin(whole, with_lock);
@@ -264,7 +270,7 @@ static int retry(Handle *h, struct batch *b, int64_t timeout, struct rdsdi_jam *
 		int64_t worst = 0;
 
 		for (n = i = 0; i < (size_t)b->n; i++)
-			if (blocked(b->dgrams[i].error) || b->dgrams[i].error == -ETIMEDOUT || b->dgrams[i].error == -EINTR) {
+			if (later(h, b->dgrams[i].error) || b->dgrams[i].error == -ETIMEDOUT || b->dgrams[i].error == -EINTR) {
 				where[n] = i;
 				again[n++] = b->dgrams[i];
 			}
@@ -275,13 +281,13 @@ static int retry(Handle *h, struct batch *b, int64_t timeout, struct rdsdi_jam *
 			b->dgrams[where[i]] = again[i];
 			if (again[i].error == -ETIMEDOUT || again[i].error == -EINTR)
 				worst = again[i].error;
-			else if (blocked(again[i].error) && !worst)
+			else if (later(h, again[i].error) && !worst)
 				worst = -ETIMEDOUT;
 		}
 		more = wait_again(&w, worst);
 	} while (more > 0);
 	for (i = 0; i < (size_t)b->n; i++)
-		if (blocked(b->dgrams[i].error))
+		if (later(h, b->dgrams[i].error))
 			b->dgrams[i].error = -ETIMEDOUT;
 	free(again);
 	free(where);
@@ -432,16 +438,16 @@ static int64_t run_once(Handle *h, const rdsd_addr *to, const uint8_t *data, siz
 
 /*
  * note_run enters what became of a run from done on: how many were accepted, from
- * tag on, or why none was. What may yet be accepted is late, unless it is.
+ * tag on, or why none was. What may yet be accepted, if waits, is late, unless it is.
  */
-static size_t note_run(struct batch *b, size_t done, int64_t accepted, uint64_t tag)
+static size_t note_run(struct batch *b, size_t done, int64_t accepted, bool waits, uint64_t tag)
 {
 	size_t i, n = accepted > 0 ? (size_t)accepted : 0;
 
 	for (i = 0; i < n; i++)
 		b->dgrams[done + i] = (rdsd_dgram){.tag = tag + i};
 	for (i = done + n; i < (size_t)b->n; i++)
-		b->dgrams[i].error = accepted < 0 && !blocked(accepted) ? (int32_t)accepted : -ETIMEDOUT;
+		b->dgrams[i].error = accepted < 0 && !waits ? (int32_t)accepted : -ETIMEDOUT;
 	return done + n;
 }
 
@@ -455,6 +461,7 @@ static PyObject *run_send(Handle *h, const rdsd_addr *to, PyObject *name, const 
 	struct wait w;
 	uint64_t tag = 0;
 	int64_t accepted = flow_known(h, to) ? run_once(h, to, data, len, n, &tag, RDSD_NOWAIT, &jam) : -EAGAIN;
+	bool waits;
 	size_t done;
 	int again = 1;
 
@@ -463,14 +470,16 @@ static PyObject *run_send(Handle *h, const rdsd_addr *to, PyObject *name, const 
 					     (unsigned long long)(tag + n));
 	if (batch_alloc(&b, (Py_ssize_t)n, 0) < 0)
 		goto out;
-	done = note_run(&b, 0, accepted, tag);
+	waits = later(h, accepted);
+	done = note_run(&b, 0, accepted, waits, tag);
 	wait_begin(&w, timeout);
-	while (again > 0 && (accepted > 0 || blocked(accepted) || accepted == -EINTR || accepted == -ETIMEDOUT)) {
+	while (again > 0 && (accepted > 0 || waits || accepted == -EINTR || accepted == -ETIMEDOUT)) {
 		accepted = run_once(h, to, data + done * len, len, n - done, &tag, w.slice, &jam);
-		done = note_run(&b, done, accepted, tag);
+		waits = later(h, accepted);
+		done = note_run(&b, done, accepted, waits, tag);
 		if (done == n)
 			break;
-		again = wait_again(&w, accepted > 0 || blocked(accepted) ? -ETIMEDOUT : accepted);
+		again = wait_again(&w, accepted > 0 || waits ? -ETIMEDOUT : accepted);
 	}
 	if (again >= 0)
 		result = batch_result(h, &b, name);

@@ -671,6 +671,37 @@ def test_a_socket_nobody_calls_binds_again(bind: Bind, daemons: Pair) -> None:
         assert a.recv(timeout=5).payload == b"there you are"
 
 
+def test_batches_end_with_a_socket_that_binds_once(bind: Bind, daemons: Pair) -> None:
+    near = daemons[0]
+    a, b, c = (bind(reconnect=False, send_buffer=65536) for _ in range(3))
+    here = a.local_address
+    a.send(here, b"x", timeout=5)
+    calls: list[Callable[[], Any]] = [
+        lambda: b.send_batch([(NOBODY, bytes(1000))] * 100, timeout=10),  # wait for room
+        lambda: c.send_run(NOBODY, bytes(100_000), 1000, 10),
+        lambda: a.send_batch([(here, b"x")] * 3, timeout=5),  # begin afterwards
+        lambda: a.send_run(here, b"xx", 1, timeout=5),
+        lambda: a.send_run(here, [b"x"] * 3, timeout=5),
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(call) for call in calls[:2]]
+        time.sleep(0.1)
+        near.kill()
+        try:
+            until = time.monotonic() + 5
+            while not a.closed:
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            begun = time.monotonic()
+            for call in [lambda: waiting[0].result(), lambda: waiting[1].result(), *calls[2:]]:
+                with pytest.raises(rdsd.BatchError) as caught:
+                    call()
+                assert {type(error) for _, error in caught.value.errors} == {rdsd.DaemonUnavailable}
+            assert time.monotonic() - begun < 5
+        finally:
+            near.start()
+
+
 # -- signals --------------------------------------------------------------------------------
 
 PROGRAM = """
