@@ -6,14 +6,16 @@ import asyncio
 import ipaddress
 import os
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from conftest import Daemon, Front
+from conftest import FRONT_ENDS, Daemon, Front, require
 
 import rdsd
+import rdsd.aio
 from rdsd.v1 import rdsd_pb2 as pb
 
 Pair = tuple[Daemon, Daemon]
@@ -243,6 +245,51 @@ async def test_a_closed_socket_is_gone_from_the_daemon(front: Front, daemons: Pa
     assert (sock.local_address.port, "python test") in ports
     await front.do(sock.close)
     await until_async(lambda: listed(front, client), lambda ports: not ports)
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+async def test_a_cancelled_close_goes_on(front_end: rdsd.FrontEnd, daemons: Pair) -> None:
+    near = daemons[0]
+    require(front_end, near)
+    async with rdsd.aio.Client(near.target, front_end=front_end) as client:
+        a, b = [await client.bind((near.address, 0)) for _ in range(2)]
+        asked = asyncio.create_task(a.request(b.local_address, b"?", 10))
+        await b.reply(await b.recv(timeout=10), b"!", timeout=10)
+        await asked  # its port is kept
+        await cancelled_early(near, a.close)
+        assert a.closed
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    await client.bind(a.local_address)
+                    break
+                except rdsd.AddressInUse:
+                    await asyncio.sleep(0.02)
+        await a.close()
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+async def test_a_cancelled_close_of_a_client_goes_on(
+    front_end: rdsd.FrontEnd, daemons: Pair
+) -> None:
+    near = daemons[0]
+    require(front_end, near)
+    client = rdsd.aio.Client(near.target, front_end=front_end)
+    socks = [await client.bind((near.address, 0)) for _ in range(3)]
+    await cancelled_early(near, client.close)
+    await client.close()
+    assert all(sock.closed for sock in socks)
+
+
+async def cancelled_early(daemon: Daemon, close: Callable[[], Awaitable[None]]) -> None:
+    """Cancels a close that waits for a daemon, which then goes on."""
+    daemon.freeze()
+    try:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await close()
+    finally:
+        daemon.thaw()
 
 
 async def test_closed_by_an_administrator(front: Front, daemons: Pair) -> None:

@@ -275,18 +275,17 @@ class RingSocket(Socket):
     # -- the end ---------------------------------------------------------------
 
     async def close(self) -> None:
-        if self._closed or self._ring.forked:
+        if self._ring.forked:
             return
-        self._closed = True
-        if self._fd >= 0:
-            self._loop.remove_reader(self._fd)
-        self._inbox.clear()
-        try:
-            await self._end_requests()
-            await self._ask(self._ring.end)
-        finally:
-            self._end.set_result(None)
-            self._wake(-1)
+        if not self._closed:
+            self._end = in_thread(self._ring.end)  # goes on, whoever cancels what follows
+            self._end.add_done_callback(lambda _: self._wake(-1))
+            self._closed = True
+            if self._fd >= 0:
+                self._loop.remove_reader(self._fd)
+            self._inbox.clear()
+        await self._end_requests()
+        await asyncio.shield(self._end)
 
     # -- sending, inside -------------------------------------------------------
 

@@ -201,7 +201,10 @@ class Socket(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Closes the socket: what is queued is dropped (flush first to keep it). Again: nothing."""
+        """Closes the socket: what is queued is dropped (flush first to keep it).
+
+        It is closed also when this is cancelled. Again: waits until that is through.
+        """
 
     async def __aenter__(self) -> Socket:
         return self

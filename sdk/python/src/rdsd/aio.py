@@ -8,6 +8,7 @@ over a stream of messages (gRPC or the control socket), ``_aio_rings`` over ring
 
 from __future__ import annotations
 
+import asyncio
 import time
 import weakref
 from types import TracebackType
@@ -54,6 +55,7 @@ class Client:
         self._guard = ForkGuard()
         self._sockets: weakref.WeakSet[Socket] = weakref.WeakSet()
         self._closed = False
+        self._ending: asyncio.Task[None] | None = None
         self._channel: grpc.aio.Channel | None = None  # made in the loop that uses it
 
     @property
@@ -129,10 +131,15 @@ class Client:
         return sock
 
     async def close(self) -> None:
-        """Closes every socket and the channel. Again: nothing."""
-        if self._closed or self._guard.forked:
+        """Closes every socket and the channel, also when it is cancelled. Again: waits for that."""
+        if self._guard.forked:
             return
-        self._closed = True
+        if self._ending is None:
+            self._closed = True
+            self._ending = asyncio.create_task(self._end(), name="rdsd-close")
+        await asyncio.shield(self._ending)
+
+    async def _end(self) -> None:
         for sock in list(self._sockets):
             await sock.close()
         if self._channel is not None:
