@@ -181,8 +181,23 @@ func (s *Socket) holds(t testing.TB) {
 		t.Errorf("%v: a send waits until %v, and no timer runs for that: %v at %v", s.Addr(), first, s.tm.t != nil, s.tm.at)
 	}
 	undecided := 0
-	for i := range s.epochs {
-		undecided += s.epochs[i].n
+	flushes, before := 0, uint32(noEpoch)
+	for at := s.firstEpoch; at != noEpoch; at = s.epochs[at].next {
+		ep := s.epochs[at]
+		undecided += ep.n
+		for range ep.flushes {
+			if flushes < len(s.flushes) && s.flushes[flushes].at != at {
+				t.Errorf("%v: flush %d waits for another epoch than %d", s.Addr(), s.flushes[flushes].id, at)
+			}
+			flushes++
+		}
+		if last := at == s.lastEpoch; ep.prev != before || last != (ep.next == noEpoch) || !last && ep.n == 0 || last && ep.flushes > 0 {
+			t.Errorf("%v: epoch %d is %+v behind %d; the last is %d", s.Addr(), at, ep, before, s.lastEpoch)
+		}
+		before = at
+	}
+	if flushes != len(s.flushes) {
+		t.Errorf("%v: %d flushes wait, %d are counted", s.Addr(), len(s.flushes), flushes)
 	}
 	if undecided != s.undecided || s.used < 0 || s.mem < 0 {
 		t.Errorf("%v: %d datagrams are undecided, %d by what flushes wait for; %d bytes under way, %d of memory", s.Addr(), s.undecided, undecided, s.used, s.mem)

@@ -63,7 +63,7 @@ func (s *Socket) SendRun(now time.Duration, dst netip.AddrPort, payload []byte, 
 	// The accounts that charge keeps for one, once for the run; used is counted in add, as
 	// whether to ask for an acknowledgement depends on it.
 	s.undecided += n
-	s.epochs[len(s.epochs)-1].n += n
+	s.epochs[s.lastEpoch].n += n
 	s.Stats.Accepted += uint64(n)
 	s.spend(run.size)
 	e.ctr.SendQueued += uint64(n)
@@ -138,7 +138,7 @@ func (r *sendRun) add(t wire.Train) {
 	m.Owner, m.SPort, m.DPort = &r.f.out, s.port, r.port
 	m.Payload, m.Table, m.Bytes, m.Count = t.Body, conn.TableOf(t), uint32(bytes), uint16(msgCount(t))
 	r.size += size(bytes, int(m.Count))
-	m.Tag, m.Epoch = r.tag, s.epoch0+uint32(len(s.epochs))-1
+	m.Tag, m.Epoch = r.tag, s.lastEpoch
 	s.used += bytes
 	m.Report = bool(r.report)
 	m.Want = bool(r.report) || s.used >= s.opt.SndBufBytes/2

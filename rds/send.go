@@ -183,8 +183,8 @@ func (s *Socket) charge(f *flow, m *conn.Msg) {
 	e := s.e
 	n, k := int(m.Bytes), m.Datagrams()
 	m.Owner, m.SPort = &f.out, s.port
-	m.Epoch = s.epoch0 + uint32(len(s.epochs)) - 1
-	s.epochs[len(s.epochs)-1].n += k
+	m.Epoch = s.lastEpoch
+	s.epochs[s.lastEpoch].n += k
 	s.used += n
 	s.undecided += k
 	s.Stats.Accepted += uint64(k)
@@ -279,11 +279,9 @@ func (f *flow) Completed(m *conn.Msg, o conn.Outcome, why conn.Why) {
 		s.sink.Done(Decided{m.Cookie, Report(m.Report), m.Tag, k, o, why})
 	}
 	// Flushes are answered behind the outcome that they wait for.
-	if ep := &s.epochs[m.Epoch-s.epoch0]; ep.n == k {
-		ep.n = 0
-		s.endEpochs()
-	} else {
-		ep.n -= k
+	ep := &s.epochs[m.Epoch]
+	if ep.n -= k; ep.n == 0 {
+		s.endEpoch(m.Epoch)
 	}
 	// Not at once: this is in the middle of a step, with lists of the connection half walked.
 	if s.lined.n > 0 {
@@ -341,61 +339,4 @@ func (s *Socket) Cancel(now time.Duration, dst netip.AddrPort) (cancelled, begun
 	}
 	s.e.runDeferred(now)
 	return cancelled, begun, nil
-}
-
-// --- flush ------------------------------------------------------------------------
-
-// epoch counts undecided datagrams accepted between two flushes.
-type epoch struct {
-	n     int
-	flush []uint64 // answered when this and all earlier epochs are empty
-}
-
-// Flush answers (EvFlushed, Flushed) with id once everything accepted before
-// the call has its outcome.
-func (s *Socket) Flush(id uint64) {
-	last := &s.epochs[len(s.epochs)-1]
-	last.flush = append(last.flush, id)
-	// Messages accepted from now on do not belong to this flush; one epoch serves several
-	// flushes with nothing in between.
-	if last.n > 0 {
-		s.epochs = append(s.epochs, epoch{})
-	}
-	s.endEpochs()
-}
-
-func (s *Socket) endEpochs() {
-	// In order: an epoch that is empty waits for earlier ones.
-	for s.epochs[0].n == 0 {
-		if f := s.epochs[0].flush; len(f) > 0 {
-			s.flushed = append(s.flushed, f...)
-			s.epochs[0].flush = nil
-			s.news(EvFlushed)
-		}
-		if len(s.epochs) == 1 {
-			return
-		}
-		s.epochs = s.epochs[1:]
-		s.epoch0++
-	}
-}
-
-// Flushed returns the flushes answered since the last call.
-func (s *Socket) Flushed() []uint64 {
-	f := s.flushed
-	s.flushed = nil
-	return f
-}
-
-// Unflush forgets a flush whose caller gave up.
-func (s *Socket) Unflush(id uint64) {
-	for i := range s.epochs {
-		f := s.epochs[i].flush
-		for j := range f {
-			if f[j] == id {
-				s.epochs[i].flush = append(f[:j:j], f[j+1:]...)
-				return
-			}
-		}
-	}
 }

@@ -106,14 +106,17 @@ type Socket struct {
 	batchFree []uint32
 	sends     []SendDone // waiting sends that were decided, not fetched yet
 
-	// Outcomes that the queue has and nobody has fetched, and flushes.
+	// Outcomes that the queue has and nobody has fetched, and flushes (flush.go).
 	//
 	// Invariant: the sum of n over epochs is undecided.
 
-	outcomesN int     // datagrams
-	epochs    []epoch // of datagrams accepted between two flushes; never empty
-	epoch0    uint32  // the number of epochs[0], see conn.Msg.Epoch
-	flushed   []uint64
+	outcomesN  int     // datagrams
+	epochs     []epoch // places for epochs, see conn.Msg.Epoch
+	firstEpoch uint32
+	lastEpoch  uint32 // of what is accepted now
+	freeEpoch  uint32 // noEpoch: no place is free
+	flushes    []flush
+	flushed    []uint64
 
 	// Receiving (recv.go).
 	//
@@ -195,7 +198,8 @@ func (e *Engine) Bind(port uint16, o SocketOptions) (*Socket, error) {
 		o.RcvBufBytes = e.cfg.RcvBufBytes
 	}
 	e.nextID++
-	s := &Socket{e: e, id: e.nextID, port: port, opt: o, deadline: conn.Never, endedAt: -tellEvery, epochs: make([]epoch, 1)}
+	s := &Socket{e: e, id: e.nextID, port: port, opt: o, deadline: conn.Never, endedAt: -tellEvery}
+	s.newEpochs()
 	s.sink, s.hard = o.Sink, math.MaxInt
 	if o.Sink == nil {
 		s.queue = &Queue{s: s}

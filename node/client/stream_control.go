@@ -101,16 +101,22 @@ func (s *sockStream) flush(f *rdsdv1.Flush) {
 	n := s.flushN
 	call := &flushCall{id: f.GetId()}
 	s.flushes[n] = call
-	if f.GetTimeoutNs() > 0 {
+	s.mu.Unlock()
+	s.eng.Lock()
+	s.sock.Flush(n)
+	s.eng.Unlock()
+	if f.GetTimeoutNs() == 0 {
+		return
+	}
+	// Its time begins when the engine has it: the engine would keep one that was given up before.
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.flushes[n] == call {
 		call.timer = time.AfterFunc(time.Duration(f.GetTimeoutNs()), func() {
 			defer s.front.deps.Guard.Recover(guard.Socket, s.finish)
 			s.flushTimeout(n)
 		})
 	}
-	s.mu.Unlock()
-	s.eng.Lock()
-	s.sock.Flush(n)
-	s.eng.Unlock()
 }
 
 // flushed makes the answers to flushes that are done. The engine's lock is held.

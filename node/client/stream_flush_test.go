@@ -1,0 +1,48 @@
+package client
+
+import (
+	"net/netip"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/await"
+	"github.com/rdsd/rdsd/node/client/clienttest"
+	"github.com/rdsd/rdsd/rds"
+)
+
+// lateEngine lets the next one that wants the lock come late.
+type lateEngine struct {
+	*testEngine
+	late atomic.Bool
+}
+
+func (l *lateEngine) Lock() (*rds.Engine, time.Duration) {
+	if l.late.Swap(false) {
+		time.Sleep(50 * time.Millisecond)
+	}
+	return l.testEngine.Lock()
+}
+
+// TestFlushGivenUpBeforeItBegins: a flush whose time is over when the engine is asked leaves nothing there
+// for as long as a datagram hangs.
+func TestFlushGivenUpBeforeItBegins(t *testing.T) {
+	eng := &lateEngine{testEngine: newTestEngine(keptAddr, rds.DefaultConfig())}
+	s, _, _ := keptSocketOf(t, eng, func(*rdsdv1.Bind) {})
+	s.send(crossing(1, false, peerEndpoint(1)))
+	eng.late.Store(true)
+	s.flush(clienttest.FlushOf(7, time.Millisecond).GetFlush())
+	await.Until(t, 10*time.Second, "The flush is answered.", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return len(s.flushes) == 0
+	})
+	_, now := eng.Lock()
+	n, _, _ := s.sock.Cancel(now, netip.AddrPortFrom(peerEndpoint(1).addr, 9000))
+	left := s.sock.Flushed()
+	eng.Unlock()
+	if n != 1 || len(left) > 0 {
+		t.Errorf("%d were cancelled, and the engine answers %v, which was given up", n, left)
+	}
+}
