@@ -146,6 +146,7 @@ type Engine struct {
 	walk    peerWalk // where telling the peers stands
 	walked  int      // peers told so far, for tests that count work
 	told    int      // flows and peers told of congestion so far, likewise
+	looked  int      // flows and messages looked at for deadlines in vain so far, likewise
 	cnotes  []Notice // not taken yet, if watched
 	watched bool     // the shell wants Notices
 

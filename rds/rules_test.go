@@ -177,7 +177,7 @@ func (s *Socket) holds(t testing.TB) {
 	if free != s.flowsFree || free > freeFlows {
 		t.Errorf("%v: %d flows are counted that cost nothing, and %d are there", s.Addr(), s.flowsFree, free)
 	}
-	if first != conn.Never && (s.tm.t == nil || s.tm.at > max(first, s.endedAt+tellEvery)) {
+	if first != conn.Never && (s.tm.t == nil || s.tm.at > max(first, s.lookAt)) {
 		t.Errorf("%v: a send waits until %v, and no timer runs for that: %v at %v", s.Addr(), first, s.tm.t != nil, s.tm.at)
 	}
 	undecided := 0

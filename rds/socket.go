@@ -93,7 +93,7 @@ type Socket struct {
 	waiting  int           // datagrams that are not accepted yet
 	held     int           // accepted ones: from Post, or without room at this very address
 	deadline time.Duration // the first of those of waiting sends; Never: none has one
-	endedAt  time.Duration // when those whose deadline had passed were last looked for
+	lookAt   time.Duration // before when those whose deadline has passed are not looked for
 	// spaceListed says that the socket is in Engine.space: its lined-up flows go on when
 	// the step ends.
 	spaceListed bool
@@ -198,7 +198,7 @@ func (e *Engine) Bind(port uint16, o SocketOptions) (*Socket, error) {
 		o.RcvBufBytes = e.cfg.RcvBufBytes
 	}
 	e.nextID++
-	s := &Socket{e: e, id: e.nextID, port: port, opt: o, deadline: conn.Never, endedAt: -tellEvery}
+	s := &Socket{e: e, id: e.nextID, port: port, opt: o, deadline: conn.Never}
 	s.newEpochs()
 	s.sink, s.hard = o.Sink, math.MaxInt
 	if o.Sink == nil {

@@ -272,40 +272,56 @@ func (s *Socket) failWaiting(f *flow, err error, why conn.Why) (cancelled int) {
 	return s.expire(f, err, why, nil)
 }
 
-// armDeadline has tick called for the first deadline. To look for those that have passed costs time for
-// each flow with something that waits, and the client decides how often: so with many of them it is done
-// no sooner after the last time than tellTime for each, tellEvery at most.
-func (s *Socket) armDeadline() {
-	at := s.deadline
-	if n := s.holding.n; n > tellFew {
-		at = max(at, s.endedAt+min(time.Duration(n)*tellTime, tellEvery))
-	}
-	s.e.arm(&s.tm, s, at)
-}
+// armDeadline has tick called for the first deadline, no sooner than lookAt.
+func (s *Socket) armDeadline() { s.e.arm(&s.tm, s, max(s.deadline, s.lookAt)) }
 
-// tick ends waiting sends whose deadline passed.
+// tick ends waiting sends whose deadline passed. To find them costs time for everything that waits, with a
+// deadline or without one, and the client decides how much that is and how often it wants another to end:
+// so behind a look at much that goes on waiting there is none for tellTime for each flow and message of it,
+// which is much longer than the look took. A deadline may be as late as that.
 func (s *Socket) tick(now time.Duration) {
 	s.tm.t = nil
-	n := len(s.sends)
-	flows := make([]*flow, 0, s.holding.n)
-	s.holding.each(byQueued, func(f *flow) { flows = append(flows, f) })
-	sortFlows(flows)
+	n, steps := len(s.sends), 0
+	var late []*flow
 	// Only sends that are not accepted have a deadline; the time of the others is when they
 	// were accepted.
-	s.deadline, s.endedAt = conn.Never, now
-	for _, f := range flows {
-		s.expire(f, rdserr.ErrTimeout, conn.WhyNone, func(m *conn.Msg) bool { return m.Owner == nil && m.At <= now })
+	s.deadline = conn.Never
+	s.holding.each(byQueued, func(f *flow) {
+		passed, left := false, 0
 		for m := f.q.head; m != nil; m = m.Link() {
+			if m.Owner == nil && m.At <= now {
+				passed = true
+				continue
+			}
+			left++
 			if m.Owner == nil {
 				s.deadline = min(s.deadline, m.At)
 			}
 		}
+		if left > 0 {
+			steps += 1 + left
+		}
+		if passed {
+			late = append(late, f)
+			steps += left // expire looks at them again
+		}
+	})
+	sortFlows(late)
+	for _, f := range late {
+		s.expire(f, rdserr.ErrTimeout, conn.WhyNone, func(m *conn.Msg) bool { return m.Owner == nil && m.At <= now })
+	}
+	s.e.looked += steps
+	if s.lookAt = now; steps > lookFew {
+		s.lookAt += time.Duration(steps) * tellTime
 	}
 	s.e.ctr.SendTimeout += uint64(len(s.sends) - n)
 	if s.deadline != conn.Never {
 		s.armDeadline()
 	}
 }
+
+// lookFew flows and messages cost little to look at.
+const lookFew = 2 * tellFew
 
 // expire ends the messages that wait in f and that which selects, nil being all.
 func (s *Socket) expire(f *flow, err error, why conn.Why, which func(*conn.Msg) bool) (cancelled int) {
