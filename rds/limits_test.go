@@ -50,10 +50,11 @@ func TestCulpritsLook(t *testing.T) {
 	}
 	for look := 1; look < 8; look++ {
 		n := 0
-		for _, c := range s.culprits(9, look) {
+		l, looked := s.culprits(9, look)
+		for _, c := range l {
 			n += c.N
 		}
-		if n != min(look, 6) {
+		if n != min(look, 6) || looked != n {
 			t.Errorf("%d looked at of %d", n, look)
 		}
 	}

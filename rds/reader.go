@@ -19,8 +19,8 @@ const (
 	// answerEvery is the least time between two answers to one peer: looking at a
 	// queue costs more than asking for it.
 	answerEvery = 20 * time.Millisecond
-	// answerLook bounds the datagrams of one queue that an answer looks at. In a long queue
-	// so many show the senders that fill it as well as all of them.
+	// answerLook bounds the datagrams that the answers to one question look at. In a long queue
+	// so many show the senders that fill it as well as all of them, and so does a part of that.
 	answerLook = 4096
 	// answerTime is how long no peer is answered for each datagram that was looked at: much longer
 	// than the look takes, because any number of peers may ask.
@@ -83,16 +83,25 @@ func (pe *Peer) tellReaders(now time.Duration, payload []byte) error {
 		pe.asking = now
 	}
 	// Parsed also when no answer is due: a message that breaks the rules ends the link.
-	return wire.ParsePorts(payload, func(port uint16) {
-		s := e.socks[port]
-		if soon || s == nil || !s.congested {
-			return
+	var asked []*Socket // each once, however often it is named
+	err := wire.ParsePorts(payload, func(port uint16) {
+		if s := e.socks[port]; !soon && s != nil && s.congested && !slices.Contains(asked, s) {
+			asked = append(asked, s)
 		}
-		e.answerAt = max(e.answerAt, now) + time.Duration(min(s.unread, answerLook))*answerTime
-		r := wire.Reader{Port: port, UID: s.opt.UID, PID: s.opt.PID, Queued: uint64(s.queued), Label: s.opt.Label}
-		for _, c := range s.culprits(wire.MaxFillers, answerLook) {
+	})
+	if err != nil || len(asked) == 0 {
+		return err
+	}
+	left := answerLook // for all of them
+	for i, s := range asked {
+		r := wire.Reader{Port: s.port, UID: s.opt.UID, PID: s.opt.PID, Queued: uint64(s.queued), Label: s.opt.Label}
+		culprits, looked := s.culprits(wire.MaxFillers, left/(len(asked)-i))
+		left -= looked
+		for _, c := range culprits {
 			r.Fillers = append(r.Fillers, wire.Filler{Source: c.Source, Datagrams: uint32(min(c.N, math.MaxUint32)), Bytes: uint64(c.Bytes)})
 		}
 		pe.c.Tell(wire.CtlTellPort, wire.AppendReader(nil, &r))
-	})
+	}
+	e.answerAt = max(e.answerAt, now) + time.Duration(answerLook-left)*answerTime
+	return nil
 }

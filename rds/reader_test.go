@@ -143,6 +143,67 @@ func TestReadersOfManyPeers(t *testing.T) {
 	}
 }
 
+// eachSink counts the datagrams that somebody looks at.
+type eachSink struct {
+	Sink
+	n int
+}
+
+func (s *eachSink) Each(f func(src netip.AddrPort, bytes int) bool) {
+	s.Sink.Each(func(src netip.AddrPort, bytes int) bool {
+		s.n++
+		return f(src, bytes)
+	})
+}
+
+// TestReadersLookOnce: one question costs one look, however often it names a port and however many; each
+// of its ports has a part of that.
+func TestReadersLookOnce(t *testing.T) {
+	e, now := lone(t, nil)
+	from := bind(t, e, 3000, SocketOptions{})
+	var sinks []*eachSink
+	for i := range 2 {
+		s := bind(t, e, uint16(4000+i), SocketOptions{RcvBufBytes: 1 << 20})
+		for !s.congested {
+			if err := from.Send(now, s.Addr(), make([]byte, 200), 0, Quiet); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if s.unread < answerLook {
+			t.Fatalf("%d datagrams", s.unread)
+		}
+		sinks = append(sinks, &eachSink{Sink: s.sink})
+		s.sink = sinks[i]
+	}
+	ask := func(from string, ports ...uint16) (first, second int) {
+		pe, err := e.Peer(netip.MustParseAddr(from))
+		if err != nil {
+			t.Fatal(err)
+		}
+		sinks[0].n, sinks[1].n, e.answerAt = 0, 0, 0
+		if err := pe.Told(now, conn.ToldAsk, wire.AppendPorts(nil, ports)); err != nil {
+			t.Fatal(err)
+		}
+		if pause := e.answerAt - now; pause != time.Duration(sinks[0].n+sinks[1].n)*answerTime {
+			t.Errorf("%v: a pause of %v after %d and %d were looked at", ports, pause, sinks[0].n, sinks[1].n)
+		}
+		return sinks[0].n, sinks[1].n
+	}
+	if n, none := ask("10.7.0.1", slices.Repeat([]uint16{4000}, wire.MaxAskedPorts)...); n != answerLook || none != 0 {
+		t.Errorf("one port, named often: %d and %d were looked at", n, none)
+	}
+	if n, m := ask("10.7.0.2", 4001, 2, 4000, 4001); n != answerLook/2 || m != answerLook/2 {
+		t.Errorf("two ports: %d and %d were looked at", n, m)
+	}
+	// What one does not need another has.
+	for range sinks[1].Sink.(*Queue).n - 10 {
+		e.socks[4001].Queue().Recv()
+	}
+	if n, m := ask("10.7.0.3", 4001, 4000); n != answerLook-10 || m != 10 {
+		t.Errorf("a short queue and a long one: %d and %d were looked at", n, m)
+	}
+}
+
 // A peer that tells of ports nobody asked about has no place for it here.
 func TestReaderOfNoConcern(t *testing.T) {
 	w := newPair(t)

@@ -227,10 +227,13 @@ const culpritsLook = 4096
 
 // Culprits returns the senders that fill the receive queue, largest first, at most max. In
 // a long queue only the oldest datagrams are looked at.
-func (s *Socket) Culprits(max int) []Culprit { return s.culprits(max, culpritsLook) }
+func (s *Socket) Culprits(max int) []Culprit {
+	l, _ := s.culprits(max, culpritsLook)
+	return l
+}
 
-// culprits looks at so many datagrams, the oldest.
-func (s *Socket) culprits(max, look int) []Culprit {
+// culprits looks at so many datagrams, the oldest, and reports how many there were.
+func (s *Socket) culprits(max, look int) (l []Culprit, looked int) {
 	by := map[netip.AddrPort]*Culprit{}
 	s.EachQueued(func(src netip.AddrPort, bytes int) bool {
 		c := by[src]
@@ -240,10 +243,10 @@ func (s *Socket) culprits(max, look int) []Culprit {
 		}
 		c.N++
 		c.Bytes += bytes
-		look--
-		return look > 0
+		looked++
+		return looked < look
 	})
-	l := make([]Culprit, 0, len(by))
+	l = make([]Culprit, 0, len(by))
 	for _, c := range by {
 		l = append(l, *c)
 	}
@@ -253,7 +256,7 @@ func (s *Socket) culprits(max, look int) []Culprit {
 		}
 		return a.Source.Compare(b.Source)
 	})
-	return l[:min(len(l), max)]
+	return l[:min(len(l), max)], looked
 }
 
 // EachQueued calls f for every datagram that is placed and not read until it returns false.
