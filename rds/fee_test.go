@@ -310,6 +310,83 @@ func TestCrowdedWithoutMemory(t *testing.T) {
 	wantNews(t, "clear", s, allGroups)
 }
 
+// refusedUnpaid is a peer, and a socket that was refused by one of its ports and has no memory to be
+// remembered by.
+func refusedUnpaid(t *testing.T, dst netip.AddrPort) (*Engine, time.Duration, *Socket, *Budget, *Peer) {
+	const limit = 1 << 20
+	e, now, s, b := few(t, limit)
+	b.sending.Store(limit * 3 / 4)
+	pe, err := e.Peer(dst.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	pe.CongestionDelta(now, wire.PortState{Port: dst.Port(), Congested: true})
+	if err := s.Send(now, dst, nil, 1, Quiet); err != rdserr.ErrCongested {
+		t.Fatal(err)
+	}
+	if s.refused != 0 || pe.blockedPorts != 1 {
+		t.Fatalf("%d flows are remembered, %d ports blocked", s.refused, pe.blockedPorts)
+	}
+	return e, now, s, b, pe
+}
+
+// TestBlockedEndsWithoutMemory: who was refused a port, and has no memory to be remembered by, is not
+// dialled for any more when the last that is known of it goes.
+func TestBlockedEndsWithoutMemory(t *testing.T) {
+	dst := netip.MustParseAddrPort("10.0.0.9:4000")
+	e, now, s, _, pe := refusedUnpaid(t, dst)
+	if n := failingDials(e, &now); n < 3 {
+		t.Errorf("%d attempts to connect, and a socket was refused", n)
+	}
+	for at := e.Trim(0); at > 0; at = e.Trim(at) {
+	}
+	s.Close(now)
+	e.End()
+	failingDials(e, &now) // the one that is due already
+	if n := failingDials(e, &now); n != 0 {
+		t.Errorf("%d attempts to connect, and nobody waits", n)
+	}
+	if e.holds(t); len(pe.ports) != 0 || pe.blockedPorts != 0 {
+		t.Errorf("%d ports are remembered, %d counted", len(pe.ports), pe.blockedPorts)
+	}
+}
+
+// TestForgottenWhileTold: what one port's news make idle may forget the last flow of another port, or of
+// this one, that is to be told or asked for just then.
+func TestForgottenWhileTold(t *testing.T) {
+	for _, port := range []uint16{4000, 4001} {
+		dst := netip.MustParseAddrPort("10.0.0.9:4001")
+		e, now, s, b, pe := refusedUnpaid(t, dst)
+		b.sending.Store(0)
+		heard := netip.AddrPortFrom(dst.Addr(), port)
+		h := bind(t, e, 6000, SocketOptions{})
+		h.flow(pe, heard)
+		pe.CongestionDelta(now, wire.PortState{Port: port, Congested: true})
+		for i := range uint16(2) {
+			if err := bind(t, e, 5000+i, SocketOptions{}).Send(now, heard, nil, 1, Quiet); err != rdserr.ErrCongested {
+				t.Fatal(err)
+			}
+		}
+		for i := range maxIdleFlows - e.idle.n {
+			s.flow(e.loop, netip.AddrPortFrom(e.local, uint16(10000+i)))
+		}
+		if e.idle.n != maxIdleFlows || e.idle.head.dst != dst || pe.ports[port].refused.n != 2 {
+			t.Fatalf("%d idle flows, first %v, %d remembered", e.idle.n, e.idle.head.dst, pe.ports[port].refused.n)
+		}
+		if port == dst.Port() {
+			// As when a whole map is late.
+			pe.cmap.SetBy(&e.spare, port, false)
+			mustOpen(t, h, heard, nil).Close()
+		} else {
+			pe.CongestionMap(now, make([]byte, 8192))
+		}
+		e.End()
+		if e.holds(t); s.flows[dst] != nil || len(pe.ports) != 0 || pe.blockedPorts != 0 {
+			t.Errorf("%v: %d ports are remembered, %d counted", heard, len(pe.ports), pe.blockedPorts)
+		}
+	}
+}
+
 // TestFit: a map that was large is copied when a quarter is left of it, and goes when it is empty.
 func TestFit(t *testing.T) {
 	m, most := map[int]int{}, uint32(0)

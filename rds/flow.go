@@ -296,6 +296,8 @@ func (f *flow) forget() {
 		s.lastFlow = nil
 	}
 	f.repay()
+	// A send that was refused may have left the entry of the port, and nobody that it concerns.
+	pe.tidy(f.dst.Port())
 }
 
 // fit returns m, or a copy of it when most, the most entries that it has had, are many more than it

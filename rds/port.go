@@ -58,6 +58,10 @@ func (pp *peerPort) due() time.Duration {
 // change that is late is told first.
 func (pe *Peer) portOf(now time.Duration, port uint16) *peerPort {
 	pp := pe.ports[port]
+	if pp != nil && pp.told != pe.Congested(port) {
+		pe.tell(now, pp)
+		pp = pe.ports[port] // which may have gone with the last that it concerned
+	}
 	if pp == nil {
 		if pe.ports == nil {
 			pe.ports = make(map[uint16]*peerPort)
@@ -65,8 +69,6 @@ func (pe *Peer) portOf(now time.Duration, port uint16) *peerPort {
 		pp = &peerPort{port: port, told: pe.Congested(port), toldAt: now - tellEvery, since: pe.mapAt}
 		pe.ports[port] = pp
 		pe.portsMost = max(pe.portsMost, uint32(len(pe.ports)))
-	} else if pp.told != pe.Congested(port) {
-		pe.tell(now, pp)
 	}
 	return pp
 }
@@ -192,7 +194,10 @@ func (pe *Peer) tellAll(now time.Duration) {
 	// The map of Go has no order, and the simulator wants the same each time.
 	slices.Sort(ports)
 	for _, port := range ports {
-		pe.tell(now, pe.ports[port])
+		// What one of them makes idle may have forgotten the last that another concerned.
+		if pp := pe.ports[port]; pp != nil {
+			pe.tell(now, pp)
+		}
 	}
 	pe.e.clearedMaps = append(pe.e.clearedMaps, pe)
 }
