@@ -179,8 +179,9 @@ func (e *Engine) tellGroups(now time.Duration) {
 	e.told += len(e.monitors)
 	for _, s := range e.monitors {
 		if s.freed |= s.mon.Mask & freed; s.crowded {
-			// It may be one of the destinations that found no place any more.
-			s.freed = allGroups
+			// It may be one of the destinations that found no place. The client looks at all of them, and
+			// what it is refused then is noted anew.
+			s.freed, s.crowded = allGroups, false
 		}
 		if s.freed != 0 {
 			s.news(EvCongestion)

@@ -308,6 +308,32 @@ func TestCrowdedWithoutMemory(t *testing.T) {
 	now += time.Second
 	pe.CongestionDelta(now, wire.PortState{Port: nobody(1).Port()})
 	wantNews(t, "clear", s, allGroups)
+
+	// It is told once for each time that one was not remembered.
+	other, _ := e.Peer(netip.MustParseAddr("10.0.0.78"))
+	clears := func() {
+		now += time.Second
+		other.CongestionDelta(now, wire.PortState{Port: 7, Congested: true})
+		other.CongestionDelta(now, wire.PortState{Port: 7})
+	}
+	clears()
+	wantNews(t, "another port", s, 0)
+	pe.CongestionDelta(now, wire.PortState{Port: nobody(1).Port(), Congested: true})
+	for range 2 {
+		if err := s.Send(now, nobody(1), nil, 1, Quiet); err != rdserr.ErrCongested {
+			t.Fatal(err)
+		}
+		clears()
+		wantNews(t, "another port, refused again", s, allGroups)
+	}
+	b.sending.Store(0)
+	if err := s.Send(now, nobody(1), nil, 1, Quiet); err != rdserr.ErrCongested || s.refused != 1 {
+		t.Fatalf("%v, %d are remembered", err, s.refused)
+	}
+	clears()
+	wantNews(t, "another port, remembered", s, 0)
+	pe.CongestionDelta(now, wire.PortState{Port: nobody(1).Port()})
+	wantNews(t, "clear, remembered", s, 0, Change{nobody(1), false})
 }
 
 // refusedUnpaid is a peer, and a socket that was refused by one of its ports and has no memory to be

@@ -157,8 +157,8 @@ type Socket struct {
 	freed   uint64   // groups of ports that became clear, not fetched yet
 	changes []Change // likewise, at most maxRefused
 	refused int      // flows whose changes the socket hears of, at most maxRefused
-	// crowded says that one more was to be remembered: any group that becomes clear may
-	// be that destination's.
+	// crowded says that one more was to be remembered since the client was last told to look at
+	// all: any group that becomes clear may be that destination's.
 	crowded bool
 
 	boundAt int // position in Engine.bound, from 1
