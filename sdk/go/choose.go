@@ -86,8 +86,16 @@ func (s *Socket) open(ctx context.Context) (link, error) {
 			}
 		}
 	}
-	s.fe = newStream(s)
-	return s.fe.connect(ctx)
+	st := newStream(s)
+	s.setFrontEnd(st)
+	return st.connect(ctx)
+}
+
+// setFrontEnd sets it for Close, which may come before there is a link.
+func (s *Socket) setFrontEnd(fe frontEnd) {
+	s.mu.Lock()
+	s.fe = fe
+	s.mu.Unlock()
 }
 
 // mayTry says whether there is something to try at path.

@@ -138,8 +138,8 @@ func unixURL(path string) string { return "unix://" + (&url.URL{Path: path}).Esc
 // Target returns the daemon's address, as given to grpc-go.
 func (c *Client) Target() string { return c.target }
 
-// Close closes every socket of the client and the connection. Closing twice is
-// no error.
+// Close closes every socket of the client and the connection. A Bind under way fails with
+// rdserr.ErrClosed. Closing twice is no error.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	if c.closed {

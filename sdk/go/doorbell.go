@@ -90,8 +90,10 @@ func (b *doorbell) heard() bool {
 // stopListening ends heard, now and for ever.
 func (b *doorbell) stopListening() { b.set.Close() }
 
-// close closes the descriptors that sleep uses. No call sleeps any more.
+// close closes the descriptors that sleep uses. No call sleeps any more. Of a link that was
+// not made nobody has stopped listening.
 func (b *doorbell) close() {
+	b.stopListening()
 	unix.Close(b.fd)
 	unix.Close(b.kick)
 }

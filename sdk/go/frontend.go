@@ -77,6 +77,8 @@ type link interface {
 	endLocked()
 	// abort ends the link at once.
 	abort()
+	// discard ends a link that was not started, and that nobody reads: with all it has.
+	discard()
 	// gone is closed once nothing comes any more.
 	gone() <-chan struct{}
 }

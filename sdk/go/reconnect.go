@@ -132,7 +132,7 @@ func (s *Socket) reconnect(err error) link {
 			return l
 		}
 		if cerr == nil { // closed meanwhile
-			l.abort()
+			l.discard()
 		} else {
 			err = cerr
 			s.down = cerr

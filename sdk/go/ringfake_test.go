@@ -258,6 +258,7 @@ func (d *ringDaemon) bind(c *shm.Conn, b *rdsdv1.Bind) (*ringSock, *rdsdv1.Closi
 	m.SetBound(bd)
 	if err := say(c, m); err != nil {
 		s.endLocked()
+		s.dropLocked()
 		return nil, closing(syscall.EIO, err.Error())
 	}
 	for _, o := range d.socks {
@@ -282,9 +283,7 @@ func (s *ringSock) run() {
 	d := s.d
 	defer func() {
 		d.mu.Lock()
-		s.region.Close()
-		s.region.Disown()
-		s.theirs.Close()
+		s.dropLocked()
 		d.mu.Unlock()
 	}()
 	var count [8]byte

@@ -71,8 +71,7 @@ func (r *rings) connect(ctx context.Context) (link, error) {
 	l, err := r.handshake(conn)
 	// ctx ended when all was done; the deadline it has set makes the link useless.
 	if !stop() && err == nil {
-		l.abort()
-		l.unmap()
+		l.discard()
 		err = ctxError(ctx, nil)
 	}
 	if err != nil {
@@ -84,6 +83,15 @@ func (r *rings) connect(ctx context.Context) (link, error) {
 	}
 	l.stop = context.AfterFunc(r.ctx, l.abort)
 	return l, nil
+}
+
+// discard lets go of the memory as well, which the daemon charges while it is mapped.
+func (l *ringLink) discard() {
+	if l.stop != nil {
+		l.stop()
+	}
+	l.abort()
+	l.unmap()
 }
 
 func (r *rings) dialError(err error) error {

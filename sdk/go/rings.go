@@ -60,7 +60,7 @@ type rings struct {
 // openRings makes the first link over rings.
 func (s *Socket) openRings(ctx context.Context, path string) (link, error) {
 	r := &rings{Socket: s, path: path}
-	s.fe = r
+	s.setFrontEnd(r)
 	return r.connect(ctx)
 }
 

@@ -7,8 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -436,17 +434,6 @@ func TestRingsCorruptRegion(t *testing.T) {
 func TestRingsLeaveNothing(t *testing.T) {
 	d := newRingDaemon(t)
 	c := d.dial()
-	count := func() (fds, maps int) {
-		names, err := os.ReadDir("/proc/self/fd")
-		if err != nil {
-			t.Skip("no /proc: ", err)
-		}
-		text, err := os.ReadFile("/proc/self/maps")
-		if err != nil {
-			t.Fatal(err)
-		}
-		return len(names), strings.Count(string(text), "rdsd-ring")
-	}
 	fds, maps := 0, 0
 	for i := range 60 {
 		ctx := testContext(t)
@@ -467,13 +454,10 @@ func TestRingsLeaveNothing(t *testing.T) {
 		s.Close()
 		l.Release()
 		if i == 9 {
-			fds, maps = count()
+			fds, maps = openHere(t)
 		}
 	}
-	eventually(t, "as many descriptors and mappings as before", func() bool {
-		f, m := count()
-		return f <= fds && m <= maps
-	})
+	wantOpenHere(t, fds, maps)
 }
 
 // TestRingsRefusedWhenMapped: a daemon may refuse the port, or turn out to be another, after

@@ -43,3 +43,10 @@ func hearMapped(c *shm.Conn) error {
 	}
 	return err
 }
+
+// dropLocked lets go of the region, which nobody serves.
+func (s *ringSock) dropLocked() {
+	s.region.Close()
+	s.region.Disown()
+	s.theirs.Close()
+}

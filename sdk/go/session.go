@@ -161,6 +161,8 @@ func (sess *session) bound() (netip.AddrPort, int) { return sess.local, sess.max
 
 func (sess *session) abort() { sess.cancel() }
 
+func (sess *session) discard() { sess.cancel() }
+
 func (sess *session) gone() <-chan struct{} { return sess.down }
 
 // endLocked makes the writer half-close the stream after its present message. The daemon

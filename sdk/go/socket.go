@@ -20,8 +20,8 @@ type Socket struct {
 	cfg    bindConfig
 	ctx    context.Context // ends with the socket
 	cancel context.CancelFunc
-	ended  chan struct{} // closed when the reading goroutine is gone
-	fe     frontEnd      // set by Bind
+	ended  chan struct{} // closed when the reading goroutine is gone, or Bind has failed
+	fe     frontEnd      // set by Bind with mu held; fixed once Bind has returned
 
 	requests replyPorts
 	outcomes outcomeQueue
@@ -73,19 +73,39 @@ func (c *Client) bind(ctx context.Context, local netip.AddrPort, cfg bindConfig)
 		s.cancel()
 		return nil, opError("bind", local, netip.AddrPort{}, err)
 	}
-	l, err := s.open(ctx)
+	l, err := s.begin(ctx)
 	if err != nil {
 		s.cancel()
+		close(s.ended) // for Close, which may have been there meanwhile
 		c.remove(s)
 		return nil, opError("bind", local, netip.AddrPort{}, err)
 	}
-	s.mu.Lock()
-	// With the port that was chosen, if none was asked for.
-	s.local, _ = l.bound()
-	s.startLocked(l)
-	s.mu.Unlock()
 	go s.run(l) // ends with s.ctx
 	return s, nil
+}
+
+// begin makes the first link and starts it, unless the socket is over by then.
+func (s *Socket) begin(ctx context.Context) (link, error) {
+	// Close waits for this, and not for a daemon that may not answer.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(s.ctx, cancel)()
+	l, err := s.open(ctx)
+	s.mu.Lock()
+	over := s.over
+	if err == nil && over == nil {
+		// With the port that was chosen, if none was asked for.
+		s.local, _ = l.bound()
+		s.startLocked(l)
+	}
+	s.mu.Unlock()
+	if over != nil { // closed meanwhile
+		if err == nil {
+			l.discard()
+		}
+		return nil, over
+	}
+	return l, err
 }
 
 // LocalAddr returns the bound address and port. It stays the same over reconnections.
@@ -158,11 +178,16 @@ func (s *Socket) finishLocked(err error) bool {
 		delete(s.replies, id)
 		close(answer)
 	}
-	s.fe.cancelQueuedLocked() // while outcomes are still read
+	// Without a front end nothing is queued and no call waits: Bind has just begun.
+	if s.fe != nil {
+		s.fe.cancelQueuedLocked() // while outcomes are still read
+	}
 	s.requests.finish(err)
 	s.outcomes.finish(err)
 	s.watch.finish(err)
-	s.fe.finishLocked(err) // wakes the calls that wait for the two
+	if s.fe != nil {
+		s.fe.finishLocked(err) // wakes the calls that wait for the two
+	}
 	return true
 }
 
