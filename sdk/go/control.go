@@ -113,7 +113,7 @@ func (s *Socket) CancelSentTo(ctx context.Context, dst netip.AddrPort) (CancelRe
 	if !dst.Addr().IsValid() {
 		return CancelResult{}, s.opErr("cancel", dst, rdserr.ErrDestination)
 	}
-	s.fe.cancelBegins()
+	call := s.fe.cancelBegins(dst)
 	m, err := s.ask(ctx, func(id uint64) *rdsdv1.ClientMessage {
 		c := &rdsdv1.Cancel{}
 		c.SetId(id)
@@ -122,7 +122,7 @@ func (s *Socket) CancelSentTo(ctx context.Context, dst netip.AddrPort) (CancelRe
 		m.SetCancel(c)
 		return m
 	})
-	more := s.fe.cancelEnds()
+	more := s.fe.cancelEnds(call)
 	if err != nil {
 		return CancelResult{}, s.opErr("cancel", dst, err)
 	}

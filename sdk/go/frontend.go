@@ -55,9 +55,9 @@ type frontEnd interface {
 	// settle returns when the daemon has seen everything that was accepted before.
 	settle(ctx context.Context) error
 	// cancelBegins and cancelEnds are around a CancelSentTo; cancelEnds tells how many more
-	// were cancelled than the daemon has counted.
-	cancelBegins()
-	cancelEnds() uint64
+	// to its destination were cancelled than the daemon has counted.
+	cancelBegins(dst netip.AddrPort) *cancelCall
+	cancelEnds(c *cancelCall) uint64
 	// cancelQueuedLocked ends what was accepted and never reached the daemon.
 	cancelQueuedLocked()
 	// watchesLocked reports whether the front end itself needs news of congestion.

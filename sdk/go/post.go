@@ -58,8 +58,18 @@ type posts struct {
 	batches   int
 	queued    int           // batches of these that are not written
 	room      chan struct{} // closed when there may be room; nil when nobody waits
-	cancels   int           // CancelSentTo calls that run
-	cancelled uint64        // posted datagrams that were cancelled meanwhile
+	cancels   []*cancelCall // those that run, in the order in which they began
+}
+
+// cancelCall is a CancelSentTo that runs.
+type cancelCall struct {
+	dst netip.AddrPort
+	n   uint64 // guarded by Socket.mu; posted datagrams there that were cancelled meanwhile
+}
+
+// covers says whether the call is about dst: port 0 is every port of the address.
+func (c *cancelCall) covers(dst netip.AddrPort) bool {
+	return c.dst == dst || c.dst.Port() == 0 && c.dst.Addr() == dst.Addr()
 }
 
 // postMark is closed when the batches that it was put on have their results.
@@ -261,8 +271,8 @@ func (s *stream) refusedPostLocked(b *batch, index, count int, err error) {
 	kind, reason := Failed, err.Error()
 	if errors.Is(err, rdserr.ErrCanceled) {
 		kind, reason = Cancelled, reasonCancelled
-		if s.posts.cancels > 0 {
-			s.posts.cancelled += uint64(count)
+		for _, k := range b.index[index : index+count] {
+			s.posts.countCancelled(b.dests[k])
 		}
 	} else {
 		// The next send there waits for its answer, and has the error itself.
@@ -443,20 +453,32 @@ func (s *stream) cancelWaitsLocked(sess *session) bool {
 	return s.posts.queued > 0 && sess.ctl.len() > 0 && (*sess.ctl.front()).WhichBody() == rdsdv1.ClientMessage_Cancel_case
 }
 
-func (s *stream) cancelBegins() {
+func (s *stream) cancelBegins(dst netip.AddrPort) *cancelCall {
+	c := &cancelCall{dst: dst}
 	s.mu.Lock()
-	s.posts.cancels++
+	s.posts.cancels = append(s.posts.cancels, c)
 	s.mu.Unlock()
+	return c
+}
+
+// countCancelled counts a posted datagram to dst that was cancelled, for one call: a Request
+// concludes from the count of its call that it has not left.
+func (p *posts) countCancelled(dst netip.AddrPort) {
+	for _, c := range p.cancels {
+		if c.covers(dst) {
+			c.n++
+			return
+		}
+	}
 }
 
 // cancelEnds returns how many posted datagrams were cancelled before the daemon had accepted
 // them, which it does not count.
-func (s *stream) cancelEnds() (n uint64) {
+func (s *stream) cancelEnds(c *cancelCall) uint64 {
 	s.mu.Lock()
-	n, s.posts.cancelled = s.posts.cancelled, 0
-	s.posts.cancels--
-	s.mu.Unlock()
-	return n
+	defer s.mu.Unlock()
+	s.posts.cancels = slices.DeleteFunc(s.posts.cancels, func(o *cancelCall) bool { return o == c })
+	return c.n
 }
 
 // cancelQueuedLocked ends the posted datagrams that were not written: the socket is over.
@@ -479,8 +501,8 @@ func (s *stream) watchesLocked() bool { return s.sess != nil && s.sess.watching 
 
 // Rings post into their memory; the daemon takes what lies there before it answers.
 
-func (r *rings) settle(context.Context) error { return nil }
-func (r *rings) cancelBegins()                {}
-func (r *rings) cancelEnds() uint64           { return 0 }
-func (r *rings) cancelQueuedLocked()          {}
-func (r *rings) watchesLocked() bool          { return false }
+func (r *rings) settle(context.Context) error            { return nil }
+func (r *rings) cancelBegins(netip.AddrPort) *cancelCall { return nil }
+func (r *rings) cancelEnds(*cancelCall) uint64           { return 0 }
+func (r *rings) cancelQueuedLocked()                     {}
+func (r *rings) watchesLocked() bool                     { return false }
