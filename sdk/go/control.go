@@ -48,29 +48,34 @@ func (s *Socket) ask(ctx context.Context, build func(id uint64) *rdsdv1.ClientMe
 	s.mu.Unlock()
 	s.fe.push()
 
+	var reply *rdsdv1.ServerMessage
+	var err error
 	select {
-	case reply, ok := <-answer:
-		if ok {
-			return reply, nil
-		}
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return nil, s.over
+	case reply = <-answer:
 	// The answer would have come over this link: nobody knows whether the daemon has acted.
 	case <-l.gone():
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		delete(s.replies, id)
-		if s.over != nil {
-			return nil, s.over
-		}
-		return nil, errLost
+		err = errLost
 	case <-ctx.Done():
-		s.mu.Lock()
-		delete(s.replies, id)
-		s.mu.Unlock()
-		return nil, ctxError(ctx, nil)
+		err = ctxError(ctx, nil)
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.replies, id)
+	if err != nil {
+		// Of several that are ready select takes any: an answer that has come counts.
+		select {
+		case reply = <-answer:
+		default:
+		}
+	}
+	switch {
+	case reply != nil:
+		return reply, nil
+	// finishLocked has closed answer, or the end of the link is why the socket is over.
+	case s.over != nil && (err == nil || err == errLost):
+		return nil, s.over
+	}
+	return nil, err
 }
 
 // answered gives an answer of the daemon to the call that waits for it.
@@ -86,11 +91,11 @@ func (s *Socket) answered(m *rdsdv1.ServerMessage) {
 	case rdsdv1.ServerMessage_PeekResult_case:
 		id = m.GetPeekResult().GetId()
 	}
+	// Under the lock: who takes its id out of replies finds the answer, or there is none to come.
 	s.mu.Lock()
-	answer := s.replies[id]
-	delete(s.replies, id)
-	s.mu.Unlock()
-	if answer != nil {
+	defer s.mu.Unlock()
+	if answer := s.replies[id]; answer != nil {
+		delete(s.replies, id)
 		answer <- m
 	}
 }

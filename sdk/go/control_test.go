@@ -234,3 +234,36 @@ func TestChangesAreBounded(t *testing.T) {
 		t.Errorf("%d changes, freed %x", len(ev.Changes), ev.Freed)
 	}
 }
+
+// An answer that has come is the answer, however soon the link or the context ends behind it.
+func TestAnswerBeforeTheEnd(t *testing.T) {
+	for _, what := range []string{"the context", "the link"} {
+		s, sess := bareStream()
+		s.fe, s.link, s.replies = s, sess, map[uint64]chan *rdsdv1.ServerMessage{}
+		sess.closed = true // nothing is written
+		for i := range 300 {
+			ctx, cancel := context.WithCancel(context.Background())
+			sess.down = make(chan struct{})
+			m, err := s.ask(ctx, func(id uint64) *rdsdv1.ClientMessage {
+				r := &rdsdv1.FlushResult{}
+				r.SetId(id)
+				m := &rdsdv1.ServerMessage{}
+				m.SetFlushResult(r)
+				read := goErr(func() error { s.answered(m); return nil })
+				s.mu.Unlock()
+				<-read
+				s.mu.Lock()
+				if what == "the link" {
+					close(sess.down)
+				} else {
+					cancel()
+				}
+				return &rdsdv1.ClientMessage{}
+			})
+			if err != nil || m.GetFlushResult().GetId() == 0 {
+				t.Fatalf("end of %s, call %d: %v, %v", what, i, m, err)
+			}
+			cancel()
+		}
+	}
+}
