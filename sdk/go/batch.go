@@ -29,8 +29,9 @@ type batch struct {
 	blob     *[]byte
 	bytes    int // payload bytes, kept after blob is given away
 	lengths  []uint32
-	dests    []netip.AddrPort
+	dests    []netip.AddrPort // each once
 	index    []uint32
+	many     map[netip.AddrPort]uint32 // where one is in dests, when these are more than fewDests
 	firstTag uint64
 	deadline time.Time // with wait; zero: none
 
@@ -62,10 +63,12 @@ func (b *batch) recycle() {
 		msgpool.Pool.Put(b.blob)
 	}
 	clear(b.parts)
+	clear(b.many)
 	*b = batch{
 		lengths: b.lengths[:0],
 		dests:   b.dests[:0],
 		index:   b.index[:0],
+		many:    b.many,
 		parts:   b.parts[:0],
 	}
 	if cap(b.lengths) <= maxBatchDatagrams {
@@ -100,22 +103,43 @@ func (b *batch) append(p []byte, reserve int) {
 	*b.blob = append(*b.blob, p...)
 }
 
+// fewDests is how many destinations are looked through one by one.
+const fewDests = 64
+
 // addDest finds dst among the destinations or adds it. Batches go to few
-// destinations, and mostly to the one before.
+// destinations, and mostly to the one before. The daemon refuses what follows a refused
+// datagram to the same entry of the list.
 func (b *batch) addDest(dst netip.AddrPort) {
 	if n := len(b.index); n > 0 && b.dests[b.index[n-1]] == dst {
 		b.index = append(b.index, b.index[n-1])
 		return
 	}
-	for i := range b.dests[max(0, len(b.dests)-64):] {
-		k := max(0, len(b.dests)-64) + i
-		if b.dests[k] == dst {
-			b.index = append(b.index, uint32(k))
-			return
+	if len(b.dests) <= fewDests {
+		for i := range b.dests {
+			if b.dests[i] == dst {
+				b.index = append(b.index, uint32(i))
+				return
+			}
 		}
+	} else if k, ok := b.many[dst]; ok {
+		b.index = append(b.index, k)
+		return
 	}
 	b.dests = append(b.dests, dst)
 	b.index = append(b.index, uint32(len(b.dests)-1))
+	if len(b.dests) > fewDests {
+		b.noteMany()
+	}
+}
+
+// noteMany puts the destinations into the map that are not there.
+func (b *batch) noteMany() {
+	if b.many == nil {
+		b.many = make(map[netip.AddrPort]uint32)
+	}
+	for i := len(b.many); i < len(b.dests); i++ {
+		b.many[b.dests[i]] = uint32(i)
+	}
 }
 
 // join appends all datagrams of o, which has one part, and recycles it.
