@@ -498,11 +498,3 @@ func (s *stream) cancelQueuedLocked() {
 }
 
 func (s *stream) watchesLocked() bool { return s.sess != nil && s.sess.watching }
-
-// Rings post into their memory; the daemon takes what lies there before it answers.
-
-func (r *rings) settle(context.Context) error            { return nil }
-func (r *rings) cancelBegins(netip.AddrPort) *cancelCall { return nil }
-func (r *rings) cancelEnds(*cancelCall) uint64           { return 0 }
-func (r *rings) cancelQueuedLocked()                     {}
-func (r *rings) watchesLocked() bool                     { return false }

@@ -370,3 +370,11 @@ func (r *rings) abort(sl *Slot) {
 		r.waiters.wake(shm.ClientWaitsEvent | shm.ClientWaitsSendRoom)
 	}
 }
+
+// Rings post into their memory; the daemon takes what lies there before it answers.
+
+func (r *rings) settle(context.Context) error            { return nil }
+func (r *rings) cancelBegins(netip.AddrPort) *cancelCall { return nil }
+func (r *rings) cancelEnds(*cancelCall) uint64           { return 0 }
+func (r *rings) cancelQueuedLocked()                     {}
+func (r *rings) watchesLocked() bool                     { return false }
