@@ -179,7 +179,10 @@ func extend(left []span, from, to int) []span {
 	return append(left, span{from, to})
 }
 
-// Marks in shm.Flow.Held of a flow that is held up in a pass, and why.
+// seenMark is in shm.Flow.Held of a flow that a send has found and no batch has held up.
+const seenMark = 1
+
+// Marks in shm.Flow.Held of a flow that is held up in a pass, and why. Passes count from 1.
 func heldMark(pass uint64, opening bool) uint64 {
 	if opening {
 		return 2*pass + 1

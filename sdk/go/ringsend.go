@@ -115,6 +115,12 @@ func (r *rings) flowLocked(l *ringLink, dst netip.AddrPort, n int) (*shm.Flow, e
 	}
 	switch st := l.send.State(f); st.State() {
 	case shm.FlowClear:
+		// Opened by this call, and looked at already. An entry before this one may have gone to
+		// another flow in this pass of a batch, with the mark that it held a datagram up.
+		if f.Held == 0 {
+			f.Held = seenMark
+			return nil, errOpening
+		}
 	case shm.FlowCongested:
 		return nil, rdserr.ErrCongested
 	// The refusal is told once and forgotten: the next send asks again, for an address may
@@ -128,6 +134,9 @@ func (r *rings) flowLocked(l *ringLink, dst netip.AddrPort, n int) (*shm.Flow, e
 	// The daemon has not looked yet. Whether it can send there is an error of this call, so
 	// it waits.
 	default:
+		if f.Held == 0 {
+			f.Held = seenMark
+		}
 		return nil, errOpening
 	}
 	if l.send.Room() <= 0 {

@@ -293,7 +293,7 @@ func TestNothingOvertakes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.pass++
+	r.pass += 2 // there is one before it
 	for _, x := range []struct {
 		held uint64
 		want error
@@ -306,6 +306,30 @@ func TestNothingOvertakes(t *testing.T) {
 	f.Held = heldMark(r.pass-1, false) // of an earlier pass
 	if n, err := r.postRunLocked([]Datagram{{Addr: peerAddr}}, r.nextTag+1, true); n != 1 || err != nil {
 		t.Errorf("a flow that was held up before: %d posted, %v", n, err)
+	} else {
+		r.nextTag++
+	}
+}
+
+// A flow whose entry went to another one in the same pass holds up what follows all the same,
+// however soon the daemon has looked at it again.
+func TestNothingOvertakesAnEntryThatIsGone(t *testing.T) {
+	d := newRingDaemon(t)
+	a, _ := d.bindRing(localAddr), d.bindRing(peerAddr)
+	r := a.fe.(*rings)
+	r.txMu.Lock()
+	defer r.txMu.Unlock()
+	r.pass++
+	f, err := r.tx.send.Flow(peerAddr) // as the pass finds it again, without a mark
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the daemon's look", func() bool { return r.tx.send.State(f).State() == shm.FlowClear })
+	if n, err := r.postRunLocked([]Datagram{{Addr: peerAddr}}, 100, true); n != 0 || err != errOpening {
+		t.Errorf("%d posted, %v; want %v", n, err, errOpening)
+	}
+	if n, err := r.postRunLocked([]Datagram{{Addr: peerAddr}}, r.nextTag+1, true); n != 1 || err != nil {
+		t.Errorf("the next time: %d posted, %v", n, err)
 	} else {
 		r.nextTag++
 	}
