@@ -144,5 +144,6 @@ func (h *Local) pollAcked(a conn.Action) {
 	n := k.link.Acked()
 	_, now := h.Lock()
 	a.Lane.Acked(now, a.Attempt, n)
+	k.settled() // a kernel says nothing on a further lane that has no datagrams
 	h.Unlock()
 }

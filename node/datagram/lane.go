@@ -135,10 +135,18 @@ func (l *laneLink) End() {
 	if !l.noted {
 		l.note()
 	}
-	if l.shake != nil && l.p.Ready() {
+	l.settled()
+	l.h.Unlock()
+}
+
+// settled ends the handshake of an accepted link when it is over: the link is ready, however it
+// became so, or a full receiver keeps it unread. That one is a kernel's or may be, and what TCP
+// has acknowledged on it is lost if it is closed; it is charged to the peer, and a lane has but
+// one such link. Local.mu is held.
+func (l *laneLink) settled() {
+	if l.shake != nil && (l.p.Ready() || l.held > 0) {
 		l.identified()
 	}
-	l.h.Unlock()
 }
 
 // note writes down, once it is known, that the peer is a kernel to which we are

@@ -101,7 +101,12 @@ func (h *Local) transmit(p *conn.Lane, most int) (more bool) {
 
 // fillBatch fills b with what p has to send, false: nothing now. The lock is held.
 func (h *Local) fillBatch(now time.Duration, p *conn.Lane, b *transport.Batch) (s sending, ok bool) {
-	if h.laneOf(p).current(p.Attempt()) == nil || !h.e.Fill(now, p, b) {
+	k := h.laneOf(p).current(p.Attempt())
+	if k == nil {
+		return s, false
+	}
+	k.settled() // a link that becomes ready unread has this turn
+	if !h.e.Fill(now, p, b) {
 		return s, false
 	}
 	return h.filled(p, b, now), true
