@@ -278,17 +278,36 @@ func (c *Conn) gather() int {
 	return n
 }
 
-// Idle reports whether the connection has no link and nothing to do: nothing queued, sent,
-// held or refused. since is when the last link or attempt ended.
+// Idle reports whether the connection has no link and nothing to do: no message of a sender is
+// undecided. Messages of the protocol's own do not count: they answer a peer that is gone, and
+// mean nothing to it when this connection is forgotten. since is when the last link ended; of a
+// peer that is not Known, when the last attempt did.
 func (c *Conn) Idle() (since time.Duration, ok bool) {
-	ok = c.pending.head == nil
+	ok = !c.owes()
+	known := c.Known()
 	c.EachLane(func(p *Lane) {
 		ok = ok && p.state != Up && p.state != Disconnecting && len(p.waiting) == 0 && !p.writing &&
-			p.queue.n == 0 && p.retrans.head == nil && p.unacked.head == nil && p.inwrite.head == nil && p.control.head == nil &&
-			len(p.holds) == 0 && len(p.refused) == 0
-		since = max(since, p.since)
+			// A kernel that takes the connection sends on it, and forgets that (Drop).
+			!(p.state == Connecting && c.active && c.kind.kernel())
+		at := p.since
+		if known { // whoever connects to a peer that is gone tries without an end
+			at = p.lastRx
+		}
+		since = max(since, at)
 	})
 	return since, ok
+}
+
+// owes reports whether a message of a sender is undecided.
+func (c *Conn) owes() bool {
+	if c.flows != nil {
+		for i := range c.flows {
+			if c.flows[i].out > 0 {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // Known reports whether there is a history with the peer: it has identified itself, or sent

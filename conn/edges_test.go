@@ -156,6 +156,72 @@ func TestRests(t *testing.T) {
 	}
 }
 
+// What the protocol itself has for a peer that is gone is no reason to keep it, nor to ask it
+// to connect for ever; a datagram of ours is.
+func TestRestsWithAnswers(t *testing.T) {
+	for _, what := range []string{"ping", "data"} {
+		for _, ready := range []bool{false, true} {
+			w := newWorld(t, "10.0.0.2", "10.0.0.1", func(c *Config) { c.CreditLog2, c.Lanes = 7, 1 })
+			w.verdict[4000] = NoRoom
+			w.steps("accept 40000", "recv 0 probe npaths=1 hello=77/1/7")
+			if ready {
+				w.steps("recv 0 answer received=0 npaths=1 hello=77/1/7")
+			}
+			w.steps(map[string]string{"ping": "recv 0 ping 9 seq=1 csum", "data": "recv 0 data 9>4000 seq=1 len=1 csum"}[what])
+			w.steps("lost 0")
+			if _, ok := w.c.Idle(); !ok {
+				t.Errorf("%s, ready %v: it does not rest when the peer is gone", what, ready)
+			}
+			w.steps("wait 20s")
+			asked := w.ctr.PokeSent
+			w.steps("wait 20s")
+			if w.ctr.PokeSent == asked && (ready || what == "data") {
+				t.Errorf("%s, ready %v: the peer is not asked any more after 20 s", what, ready)
+			}
+			asked = w.ctr.PokeSent
+			w.steps("wait 10m")
+			if n := w.ctr.PokeSent - asked; n != 0 {
+				t.Errorf("%s, ready %v: the peer was asked %d times to connect", what, ready, n)
+			}
+			w.steps("send 5000>4000 1")
+			if _, ok := w.c.Idle(); ok {
+				t.Errorf("%s, ready %v: it rests with a datagram", what, ready)
+			}
+			asked = w.ctr.PokeSent
+			w.steps("wait 10m")
+			if n := w.ctr.PokeSent - asked; n < 60 {
+				t.Errorf("%s, ready %v: for a datagram it was asked %d times to connect", what, ready, n)
+			}
+		}
+	}
+}
+
+// A peer to which we are the one to connect is tried without an end. It rests since its link went
+// nevertheless; but not while a kernel may have taken a connection.
+func TestRestsWhileItIsTried(t *testing.T) {
+	for _, shake := range []string{"npaths=1 hello=77/1/7", "npaths=1"} {
+		w := newWorld(t, "10.0.0.1", "10.0.0.2", func(c *Config) { c.CreditLog2, c.Lanes = 7, 1 })
+		w.steps("connect", "connected 0", "recv 0 probe seq=1 "+shake, "recv 0 answer seq=2 "+shake, "wait 1s", "lost 0")
+		at := w.now
+		for range 100 {
+			w.steps("wait 6s")
+			if w.c.lanes[0].state == Connecting {
+				_, ok := w.c.Idle()
+				if want := !w.c.kind.kernel(); ok != want {
+					t.Fatalf("%v: rests %v while it is connected to", w.c.kind, ok)
+				}
+				w.steps("dialfail 0")
+			}
+			if since, ok := w.c.Idle(); !ok || since != at {
+				t.Fatalf("%v: rests %v since %v, the link went at %v", w.c.kind, ok, since, at)
+			}
+		}
+		if w.ctr.DialFailed < 50 {
+			t.Errorf("%v: it was tried %d times", w.c.kind, w.ctr.DialFailed)
+		}
+	}
+}
+
 // Of a kernel's links that wait for their predecessors' end 64 are kept; one more,
 // and only the newest counts.
 func TestWaitingLinks(t *testing.T) {

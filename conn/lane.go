@@ -214,7 +214,7 @@ type Lane struct {
 	// refusals counts those in refused and in messages that are not acknowledged; they
 	// are memory, and refusalsMost bounds them.
 	refusals int
-	lastRx   time.Duration // when the peer last gave a sign of life
+	lastRx   time.Duration // when the peer last gave a sign of life, or when the last link ended
 	recvB    uint64        // bytes received on all links, for the administrator
 	// ackPending asks for an acknowledgement with the next batch.
 	ackPending bool
@@ -318,9 +318,16 @@ func (p *Lane) want(now time.Duration) {
 }
 
 // idle reports whether nothing waits for this lane.
-func (p *Lane) idle() bool {
-	return p.queue.n == 0 && p.unacked.n == 0 && p.retrans.n == 0 && p.inwrite.n == 0 && len(p.holds) == 0 && p.hasNoRefusals() &&
+func (p *Lane) idle(now time.Duration) bool {
+	return p.queue.n == 0 && p.unacked.n == 0 && p.inwrite.n == 0 && len(p.holds) == 0 &&
+		(p.retrans.n == 0 && p.hasNoRefusals() || p.inVain(now)) &&
 		(p.idx != 0 || p.c.pending.n == 0 && !(p.congDirty && p.c.Up()) && !p.c.blocked)
+}
+
+// inVain reports whether all that could still be sent are answers and refusals, which nobody has
+// come for since DeadAfter.
+func (p *Lane) inVain(now time.Duration) bool {
+	return p.failures > 0 && now-p.failing >= p.c.cfg.DeadAfter && !p.c.owes()
 }
 
 // SetBlocked notes whether sends were refused or wait because ports of the peer are
@@ -508,6 +515,7 @@ func (p *Lane) established(now time.Duration) {
 // lost keeps the messages that the peer may not have, to be sent again.
 func (p *Lane) lost(now time.Duration) {
 	p.c.ctr.ConnReset++
+	p.lastRx = now
 	up := p.ready
 	p.ready, p.kicked = false, false
 	// A kernel with the larger address that has something for us waits to be connected to,

@@ -62,7 +62,7 @@ func (p *Lane) tick(now time.Duration) time.Duration {
 			// The side that connects also keeps up a link that was used: only this side can
 			// connect, and the other may have something to send. A kernel may use any of its
 			// lanes.
-			if !p.idle() || p.c.active && p.wasUp && (p.idx < max(p.c.nlanes, 1) || p.c.kind == KindKernel) {
+			if !p.idle(now) || p.c.active && p.wasUp && (p.idx < max(p.c.nlanes, 1) || p.c.kind == KindKernel) {
 				p.event(now, EvWant)
 			} else {
 				p.event(now, EvIdle)

@@ -12,8 +12,9 @@ import (
 // The table of peers has MaxPeers places. A client makes a peer by naming a destination, a
 // stranger by connecting, and neither may keep others out of the table. When it is full,
 // the peer that has been idle longest, of some that are looked at, makes room: one without
-// a link, without anything queued, sent and undecided or refused, and without a socket that
-// waits for it or has a destination there open. A peer that never identified itself goes
+// a link, without a datagram of ours that is queued or undecided, and without a socket that
+// waits for it or has a destination there open. What it has not acknowledged of our answers
+// and refusals keeps nobody: one ping would be a place for ever. A peer that never identified itself goes
 // before all others.
 //
 // With it the peer's incarnation and the sequences of both directions are forgotten.

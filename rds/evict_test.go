@@ -11,6 +11,8 @@ import (
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/transport"
+	"github.com/rdsd/rdsd/wire"
 )
 
 func peerAddr(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 9, byte(i >> 8), byte(i)}) }
@@ -193,6 +195,57 @@ func TestPeersOfStrangers(t *testing.T) {
 		}
 		if e.timers.Len() > 2*64+10 {
 			t.Errorf("%d timers for %d peers", e.timers.Len(), len(e.order))
+		}
+	}
+}
+
+// Peers that say who they are, ping, and go without acknowledging the answer rest like others,
+// whichever side connects: they do not have their places for ever.
+func TestPlacesOfPeersThatAreGone(t *testing.T) {
+	for _, local := range []string{"10.0.0.1", "10.200.0.1"} { // smaller, larger than theirs
+		e, now := lone(t, func(c *Config) { c.MaxPeers = 64 })
+		e.local = netip.MustParseAddr(local)
+		e.conns.Local = e.local
+		greet := func(p *conn.Lane, attempt uint64) {
+			x := wire.Handshake{NPaths: 1, Hello: wire.Hello{Version: 1, Lanes: 1, CreditLog2: 10, Incarnation: 7}}
+			for _, h := range []wire.Header{{SPort: 1, Ext: x.Encode()}, {DPort: 1, Ext: x.Encode()}, {Seq: 1, SPort: 9}} {
+				if err := p.Receive(now, attempt, &transport.Frame{Raw: h.Append(nil)}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			p.ReceivedAll(now, attempt)
+			b := transport.GetBatch()
+			for p.Fill(now, b) { // our answers are not acknowledged
+				p.Wrote(now)
+				b.Reset()
+			}
+			b.Put()
+			p.Lost(now, attempt, 0, errors.New("gone"))
+		}
+		for i := range 500 {
+			now = ticks(e, now, 200*time.Millisecond)
+			a, err := e.Accept(now, netip.AddrPortFrom(peerAddr(i), 1024))
+			if err != nil {
+				t.Fatalf("%s: stranger %d: %v", local, i, err)
+			}
+			if a.Link {
+				greet(a.Lane, a.Attempt)
+			}
+			for _, o := range takeActions(e, nil) {
+				switch {
+				case o.Kind != conn.ActDial:
+				case o.Lane == a.Lane && o.Lane.Connected(now, o.Attempt):
+					greet(o.Lane, o.Attempt)
+				default:
+					o.Lane.DialFailed(now, o.Attempt, errors.New("gone"))
+				}
+			}
+			if !a.Lane.Conn().Known() || a.Lane.State() == conn.Up {
+				t.Fatalf("%s: stranger %d has not said who it is, or is %v", local, i, a.Lane.State())
+			}
+		}
+		if n := e.Counters().PeersEvicted; len(e.order) != 64 || n != 500-64 {
+			t.Errorf("%s: %d peers, %d forgotten", local, len(e.order), n)
 		}
 	}
 }
