@@ -16,6 +16,10 @@ func (h *Local) dialled(a conn.Action, link transport.Link, err error) {
 	p, attempt := a.Lane, a.Attempt
 	h.prepareLanes(p.Conn().Remote())
 	_, now := h.Lock()
+	if err == nil && !h.all.engineConfig.AllowPeer(p.Conn().Remote()) { // not any more (DropRefused)
+		link.Abort()
+		err = errNotAllowed
+	}
 	switch {
 	case err != nil:
 		p.DialFailed(now, attempt, err)
@@ -83,7 +87,7 @@ func (h *Local) Accept(link transport.Link) {
 		return
 	}
 	_, now := h.Lock()
-	if h.closed {
+	if h.closed || !h.all.engineConfig.AllowPeer(remote.Addr()) { // not any more (DropRefused)
 		h.mu.Unlock()
 		link.Abort()
 		shake.End()

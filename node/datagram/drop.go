@@ -3,6 +3,7 @@ package datagram
 import (
 	"errors"
 	"net/netip"
+	"time"
 
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/netlocal"
@@ -20,6 +21,23 @@ func (a *Host) DropRefused() (dropped int) {
 	return dropped
 }
 
+// drop gives a link up whose peer may not be one any more. The lane's own is read to its end. One
+// that waits for that is taken out of the line: nobody would ask again who it is when its turn
+// comes. The lock is held.
+func (l *laneLink) drop(now time.Duration) bool {
+	p := l.p
+	if l.attempt == p.Attempt() {
+		return p.Drop(now, errNotAllowed)
+	}
+	h := l.h
+	p.Lost(now, l.attempt, 0, errNotAllowed)
+	h.laneOf(p).remove(l)
+	l.identified()
+	l.link.Abort() // never started: it calls nobody
+	h.links.Done()
+	return true
+}
+
 // linkEnds is a link of a lane, of which the kernel is asked.
 type linkEnds struct {
 	p             *conn.Lane
@@ -29,23 +47,23 @@ type linkEnds struct {
 
 func (h *Local) dropRefused() (dropped int) {
 	e, now := h.Lock()
-	var gone []*conn.Lane
+	var gone []*laneLink
 	var others []linkEnds
 	for _, pe := range e.Peers() {
 		kernel := pe.Conn().Kind() == conn.KindKernel || pe.Conn().Kind() == conn.KindKernelLegacy
 		refused := !h.all.engineConfig.AllowPeer(pe.Addr()) || kernel && !h.all.engineConfig.AllowKernel(pe.Addr())
 		pe.Conn().EachLane(func(p *conn.Lane) {
-			if refused {
-				gone = append(gone, p)
-				return
-			}
 			for _, k := range h.laneOf(p).links {
+				if refused {
+					gone = append(gone, k)
+					continue
+				}
 				others = append(others, linkEnds{p, k.attempt, k.link.LocalAddr(), k.link.RemoteAddr()})
 			}
 		})
 	}
-	for _, p := range gone {
-		if p.Drop(now, errNotAllowed) {
+	for _, k := range gone {
+		if k.drop(now) {
 			dropped++
 		}
 	}
@@ -62,7 +80,7 @@ func (h *Local) dropRefused() (dropped int) {
 	}
 	_, now = h.Lock()
 	for _, k := range strangers {
-		if h.laneOf(k.p).current(k.attempt) != nil && k.p.Drop(now, errNotAllowed) {
+		if l := h.laneOf(k.p).current(k.attempt); l != nil && l.drop(now) {
 			dropped++
 		}
 	}

@@ -186,9 +186,18 @@ type fakeProvider struct {
 	fails error
 	links []*fakeLink
 	news  chan *fakeLink
+
+	during func() // the next Dial calls it first
 }
 
 func (p *fakeProvider) Dial(_ context.Context, local, remote netip.AddrPort, lane int) (transport.Link, error) {
+	p.mu.Lock()
+	during := p.during
+	p.during = nil
+	p.mu.Unlock()
+	if during != nil {
+		during()
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.dials++

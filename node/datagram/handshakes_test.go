@@ -121,7 +121,7 @@ func TestHandshakePaused(t *testing.T) {
 	if n, refused := s.shakes(), s.a.peers.Refused(); n != 0 || refused != 0 {
 		t.Errorf("%d handshakes are left, %d links were refused", n, refused)
 	}
-	if p := s.lane(seamLower); p.State() != conn.Up {
-		t.Errorf("lane 0 is %v", p.State())
+	if st := s.info(seamLower).State; st != conn.Up {
+		t.Errorf("lane 0 is %v", st)
 	}
 }

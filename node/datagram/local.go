@@ -316,6 +316,7 @@ func (h *Local) stop() {
 				links = append(links, k)
 				if k.attempt != p.Attempt() { // parked
 					l.remove(k)
+					k.identified()
 					unstarted++
 				}
 			}
