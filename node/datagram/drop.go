@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/conn"
-	"github.com/rdsd/rdsd/internal/netlocal"
 )
 
 var errNotAllowed = errors.New("the configuration does not allow this peer any more")
@@ -70,8 +69,7 @@ func (h *Local) dropRefused() (dropped int) {
 	h.Unlock()
 	var strangers []linkEnds
 	for _, k := range others { // without the lock: the kernel is asked
-		// A link whose other end nobody holds any more ends by itself.
-		if _, err := h.all.machine.From(k.local, k.remote); err != nil && !errors.Is(err, netlocal.ErrGone) {
+		if _, err := h.all.machine.From(k.local, k.remote); h.all.peers.Denies(k.remote.Addr(), err) {
 			strangers = append(strangers, k)
 		}
 	}

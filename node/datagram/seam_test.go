@@ -3,10 +3,12 @@ package datagram
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -535,6 +537,12 @@ func TestSeamUsers(t *testing.T) {
 	says = netlocal.ErrGone
 	if n := s.a.DropRefused(); n != 0 {
 		t.Errorf("%d links were dropped of which nobody holds the other end", n)
+	}
+	for _, e := range []error{syscall.EMFILE, context.DeadlineExceeded, syscall.EACCES} {
+		says = fmt.Errorf("the kernel does not tell whose it is: %w", e)
+		if n := s.a.DropRefused(); n != 0 {
+			t.Errorf("%d links were dropped that were not judged: %v", n, e)
+		}
 	}
 	says = rdserr.ErrPerm
 	if n := s.a.DropRefused(); n != 1 {

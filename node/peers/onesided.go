@@ -95,8 +95,7 @@ func (r *Registry) checkOwnerBy(owner func(local, remote netip.AddrPort) (uint32
 }
 
 // StillOneSided judges a link for volumes anew, when the rules have changed: whether it may go
-// on. Whom this node connects to needs no rule, unless it is on this machine. A link whose
-// other end nobody holds any more ends by itself.
+// on. Whom this node connects to needs no rule, unless it is on this machine.
 func (r *Registry) StillOneSided(via string, accepted bool, local, remote netip.AddrPort) bool {
 	if accepted && !r.MayPeerVolumes(remote.Addr()) {
 		return false
@@ -107,8 +106,7 @@ func (r *Registry) StillOneSided(via string, accepted bool, local, remote netip.
 			owner = r.others[i].Owner
 		}
 	}
-	err := r.checkOwnerBy(owner, local, remote)
-	return err == nil || errors.Is(err, netlocal.ErrGone)
+	return !r.Denies(remote.Addr(), r.checkOwnerBy(owner, local, remote))
 }
 
 // refusalErrno is what a peer is told that may not connect: EACCES, unless it was not

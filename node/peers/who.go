@@ -2,6 +2,7 @@ package peers
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/rdsd/rdsd/internal/netlocal"
 	"github.com/rdsd/rdsd/node/config"
+	"github.com/rdsd/rdsd/rdserr"
 )
 
 // Who may speak to this node: by the rule for the address (MayPeer), and for a connection
@@ -80,4 +82,19 @@ func (r *Registry) checkOwner(remote netip.AddrPort, owner func() (uint32, error
 		return fmt.Errorf("it is on this machine, and the kernel does not tell whose it is: %w", err)
 	}
 	return r.deps.Conf().MayBePeer(remote.Addr(), uid, uint32(os.Geteuid()))
+}
+
+// Denies reports whether err, of a judgement of a link that was let in, says that its peer may
+// not be one any more. Where the kernel did not tell whose the link is, for want of memory or of
+// descriptors, nothing was judged, and it goes on; a link whose other end nobody holds ends by
+// itself.
+func (r *Registry) Denies(remote netip.Addr, err error) bool {
+	if err == nil || errors.Is(err, netlocal.ErrGone) {
+		return false
+	}
+	if errors.Is(err, rdserr.ErrPerm) {
+		return true
+	}
+	r.deps.Log.Warn("link not judged by the new rules", "peer", remote, "why", err)
+	return false
 }

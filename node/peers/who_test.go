@@ -3,6 +3,8 @@ package peers
 import (
 	"context"
 	"net/netip"
+	"os"
+	"syscall"
 	"testing"
 
 	"github.com/rdsd/rdsd/node/base"
@@ -74,8 +76,8 @@ func TestStillOneSided(t *testing.T) {
 	c.Peers = []config.PeerRule{{Address: config.Prefix{Prefix: netip.MustParsePrefix("203.0.113.0/24")}}}
 	deps := base.New(c, nil)
 	d := New(deps)
-	stranger := uint32(0)
-	d.Use(OneSidedTransport{Name: "ib", Owner: func(_, _ netip.AddrPort) (uint32, error) { return stranger, nil }})
+	stranger, fails := uint32(0), error(nil)
+	d.Use(OneSidedTransport{Name: "ib", Owner: func(_, _ netip.AddrPort) (uint32, error) { return stranger, fails }})
 	here, there := netip.MustParseAddrPort("203.0.113.1:1"), netip.MustParseAddrPort("203.0.113.2:2")
 	if !d.StillOneSided("tcp", true, here, there) {
 		t.Error("a peer may not go on")
@@ -96,5 +98,9 @@ func TestStillOneSided(t *testing.T) {
 	stranger = 12345
 	if d.StillOneSided("ib", true, one, two) || d.StillOneSided("ib", false, one, two) {
 		t.Error("a user who is no peer goes on")
+	}
+	fails = os.NewSyscallError("socket", syscall.EMFILE)
+	if !d.StillOneSided("ib", true, one, two) || !d.StillOneSided("ib", false, one, two) {
+		t.Error("a link that was not judged is cut off")
 	}
 }
