@@ -74,12 +74,24 @@ func (p *Lane) Acked(now time.Duration, attempt uint64, bytes uint64) {
 	}
 	p.ackTCP(now, bytes)
 	// Nothing is left to ask TCP about; the next batch begins again (Wrote).
-	if p.unacked.head == nil && p.inwrite.head == nil {
-		p.pollAt = Never
-		return
+	p.pollAt = Never
+	if p.awaitsTCP() {
+		p.pollSoon(now)
 	}
-	p.pollAt = now + p.c.cfg.AckPoll
-	p.c.rearm(p.pollAt)
+}
+
+// awaitsTCP reports whether the acknowledgement of the peer's TCP decides something: what a
+// message that is not decided becomes, or whether there may be more lanes (tryGrow).
+func (p *Lane) awaitsTCP() bool {
+	return p.state == Up && (p.unacked.head != nil || p.inwrite.head != nil || p.c.grow != 0 && p.txAcked < p.txOff)
+}
+
+// pollSoon has the shell ask for it, unless that is due already.
+func (p *Lane) pollSoon(now time.Duration) {
+	if p.pollAt == Never {
+		p.pollAt = now + p.c.cfg.AckPoll
+		p.c.rearm(p.pollAt)
+	}
 }
 
 func (p *Lane) ackTCP(now time.Duration, bytes uint64) {

@@ -37,6 +37,7 @@ func (c *Conn) Cancel(now time.Duration, s *Sender, why Why) (cancelled, begun i
 		cancelled += n
 		c.done(nil, m, Cancelled, why)
 	}
+	c.tryGrow(now)
 	return cancelled, begun
 }
 

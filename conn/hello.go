@@ -274,14 +274,20 @@ func (p *Lane) onKernel(now time.Duration, x *wire.Handshake, reply bool) error 
 
 // tryGrow takes up more lanes of a kernel once everything sent on the few is acknowledged:
 // a flow that changes its lane must not overtake itself (D2). Messages accepted meanwhile
-// wait.
+// wait, so it is called wherever the last message that was under way may have ended: by an
+// acknowledgement, on the next link, or because it was cancelled or given up.
 func (c *Conn) tryGrow(now time.Duration) {
 	if c.grow == 0 {
 		return
 	}
 	busy := false
 	c.EachLane(func(p *Lane) {
-		busy = busy || p.queue.n+p.inwrite.n+p.unacked.n+p.retrans.n > 0
+		// A message that was given up may be on its way still, so the bytes of a link count too.
+		busy = busy || p.queue.n+p.inwrite.n+p.unacked.n+p.retrans.n > 0 || p.state == Disconnecting && p.txAcked < p.txOff
+		if p.awaitsTCP() {
+			busy = true
+			p.pollSoon(now)
+		}
 	})
 	if busy {
 		return
@@ -318,6 +324,7 @@ func (p *Lane) become(now time.Duration) {
 	}
 	// Messages that waited in one line, because no lane could be used, are given to their
 	// lanes.
+	c.tryGrow(now)
 	c.spread(now)
 	if p.idx == 0 {
 		c.openLanes(now)

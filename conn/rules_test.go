@@ -66,7 +66,7 @@ func (w *world) checkTimers(p *Lane) {
 		switch {
 		case w.c.kind.kernel():
 			first(p.pollAt, "what TCP acknowledged")
-			if p.pollAt == Never && p.unacked.head != nil && !p.writing {
+			if p.pollAt == Never && (p.unacked.head != nil || w.c.grow != 0 && p.txAcked < p.txOff) && !p.writing {
 				w.t.Errorf("%v: TCP is not asked about what is not acknowledged", p)
 			}
 		case w.c.kind == KindRdsd && p.ready:
@@ -244,6 +244,16 @@ func (w *world) checkPending() {
 	}
 	if n > 0 && w.c.nlanes != 0 && w.c.grow == 0 && w.c.lanes[0].ready {
 		w.t.Errorf("%d datagrams wait for lanes that are known", n)
+	}
+	underWay := 0
+	w.c.EachLane(func(p *Lane) {
+		underWay += p.queue.n + p.inwrite.n + p.unacked.n + p.retrans.n
+		if p.state == Up || p.state == Disconnecting {
+			underWay += int(p.txOff - p.txAcked)
+		}
+	})
+	if w.c.grow != 0 && underWay == 0 && w.c.lanes[0].ready {
+		w.t.Errorf("%d datagrams wait for %d lanes, and nothing is under way on the others", n, w.c.grow)
 	}
 }
 

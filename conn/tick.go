@@ -25,6 +25,7 @@ func (c *Conn) Tick(now time.Duration) {
 	c.armed = Never
 	next := Never
 	c.EachLane(func(p *Lane) { next = min(next, p.tick(now)) })
+	c.tryGrow(now)
 	if next != Never {
 		c.rearm(max(next, now+time.Microsecond))
 	}
@@ -173,7 +174,7 @@ func (p *Lane) heartbeatAt() time.Duration {
 }
 
 func (p *Lane) tickKernel(now time.Duration) time.Duration {
-	if p.unacked.head == nil && p.inwrite.head == nil {
+	if !p.awaitsTCP() {
 		p.pollAt = Never
 		return Never
 	}

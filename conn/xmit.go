@@ -528,12 +528,13 @@ func (p *Lane) Wrote(now time.Duration) bool {
 	if p.requeue {
 		p.takeBack(now)
 	}
-	if p.c.kind != KindRdsd && p.state == Up && p.unacked.head != nil {
-		// TCP may have acknowledged bytes of this batch while it was still being written.
-		p.ackTCP(now, p.txAcked)
-		if p.unacked.head != nil && p.pollAt == Never {
-			p.pollAt = now + p.c.cfg.AckPoll
-			p.c.rearm(p.pollAt)
+	if p.c.kind != KindRdsd && p.state == Up {
+		if p.unacked.head != nil {
+			// TCP may have acknowledged bytes of this batch while it was still being written.
+			p.ackTCP(now, p.txAcked)
+		}
+		if p.awaitsTCP() {
+			p.pollSoon(now)
 		}
 	}
 	// If so the caller fills again; that turn counts as asked for, or a want meanwhile
