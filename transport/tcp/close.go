@@ -23,11 +23,11 @@ func (l *Link) Close() {
 	if !started || again {
 		return
 	}
-	l.fdMu.RLock()
+	l.fdMu.Lock() // who reads fin has it as TCP has
 	if l.fd >= 0 {
-		unix.Shutdown(l.fd, unix.SHUT_WR)
+		l.fin = unix.Shutdown(l.fd, unix.SHUT_WR) == nil
 	}
-	l.fdMu.RUnlock()
+	l.fdMu.Unlock()
 	l.loop.r.DoFor(l, l.startDrain)
 }
 

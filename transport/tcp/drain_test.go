@@ -3,8 +3,10 @@ package tcp
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/netip"
+	"os"
 	"syscall"
 	"testing"
 	"time"
@@ -122,5 +124,73 @@ func TestGivenUpLinkIsNotReadOn(t *testing.T) {
 	// What sockets hold of their own accord is a few MiB.
 	if most := mostWaste + 16<<20; sent > most {
 		t.Errorf("the peer got rid of %d MiB before it was reset, at most %d", sent>>20, most>>20)
+	}
+}
+
+// The count of acknowledged bytes at the end of a link that we close is that of our bytes, to
+// the last one, and the FIN is none: whether the peer closes in turn, resets, or has no room for
+// what we sent.
+func TestAckedAtTheEnd(t *testing.T) {
+	const frames = 3 * (wire.HeaderLen + 1000)
+	for _, c := range []struct {
+		name string
+		end  func(y *ends)
+		want error
+	}{
+		{"closed by the peer", func(y *ends) { y.l.Close() }, io.EOF},
+		{"reset by the peer", func(y *ends) { y.l.Abort() }, nil},
+		{"not closed by the peer", func(*ends) {}, os.ErrDeadlineExceeded},
+	} {
+		x, y := links(t, newProvider(t))
+		e, peer := newEnds(t, x), newEnds(t, y)
+		x.Start(e)
+		if _, err := e.send(3, 1000); err != nil {
+			t.Fatal(err)
+		}
+		if c.want != os.ErrDeadlineExceeded { // else it does not read
+			y.Start(peer)
+			eventually(t, "the frames", func() bool { return peer.frames.Load() == 3 })
+		}
+		x.Close()
+		c.end(peer)
+		select {
+		case err := <-e.errs:
+			if c.want != nil && !errors.Is(err, c.want) {
+				t.Errorf("%s: ended with %v", c.name, err)
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatalf("%s: no end", c.name)
+		}
+		if e.acked != frames {
+			t.Errorf("%s: %d bytes are acknowledged of %d", c.name, e.acked, frames)
+		}
+	}
+}
+
+// Of what the peer has no room for nothing is acknowledged, and the FIN stands behind it.
+func TestAckedAtTheEndOfAFullPeer(t *testing.T) {
+	l, c := toBarePeer(t)
+	e := newEnds(t, l)
+	l.Start(e)
+	for done := true; done; {
+		var err error
+		if done, err = e.send(10, 60_000); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.Close()
+	select {
+	case <-e.errs:
+	case <-time.After(10 * time.Second):
+		t.Fatal("no end")
+	}
+	raw, err := c.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	there := 0
+	raw.Control(func(fd uintptr) { there, err = unix.IoctlGetInt(int(fd), unix.SIOCINQ) })
+	if err != nil || uint64(there) != e.acked {
+		t.Errorf("%d bytes are acknowledged, the peer has %d (%v)", e.acked, there, err)
 	}
 }

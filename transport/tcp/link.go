@@ -18,6 +18,7 @@ import (
 type Link struct {
 	socket
 	ackBase uint64 // bytes TCP counted as acknowledged before ours: the SYN, on the connecting side
+	fin     bool   // our side is shut; guarded by fdMu
 
 	mu      sync.Mutex        // guards the fields below; only epoll_ctl is called with it held
 	h       transport.Handler // set by Start
@@ -53,7 +54,29 @@ func newLink(lp *loop, nc *net.TCPConn, buffer int) (*Link, error) {
 func (l *Link) Acked() uint64 {
 	l.fdMu.RLock()
 	defer l.fdMu.RUnlock()
-	return acked(l.fd) - l.ackBase
+	n := acked(l.fd)
+	if l.fin {
+		n = withoutFIN(l.fd, n)
+	}
+	return n - l.ackBase
+}
+
+// withoutFIN is how many of n acknowledged bytes are not the FIN, which TCP counts as one, when
+// it was sent: it comes last, so it is acknowledged if nothing is left in the queue. Taken for a
+// byte, it would also be the last one of a message that was cut off.
+func withoutFIN(fd int, n uint64) uint64 {
+	for {
+		left, err := unix.IoctlGetInt(fd, unix.SIOCOUTQ)
+		now := acked(fd)
+		switch {
+		case now != n: // what is left may be from before or after that
+			n = now
+		case err == nil && left > 0:
+			return n
+		default:
+			return n - 1
+		}
+	}
 }
 
 var _ transport.Skipper = (*Link)(nil)
