@@ -158,7 +158,7 @@ func (l *laneLink) note() {
 	}
 	l.noted = true
 	if b := l.h.all.ports; b != nil && c.Active() && c.Kind() != conn.KindRdsd {
-		b.noteKernel(l.h.addr, c.Remote())
+		b.noteKernel(l.h.addr, c.Remote(), true)
 	}
 }
 

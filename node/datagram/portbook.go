@@ -30,7 +30,13 @@ type portBook struct {
 	done  atomic.Bool // what is closed from now on is closed by the end of the daemon
 
 	mu      sync.Mutex
-	kernels []map[netip.Addr]bool // by number of the address; guarded by mu
+	kernels []kernelPlaces // by number of the address; guarded by mu
+}
+
+// kernelPlaces are the kernels of an address, and which of them were peers in this life.
+type kernelPlaces struct {
+	at   map[netip.Addr]int
+	seen [bookKernels]bool
 }
 
 const (
@@ -84,7 +90,7 @@ func openPortBook(file string, addrs []netip.Addr) (*portBook, bookPages, error)
 		raw := a.As16()
 		copy(b.mem[bookAddrs+16*i:], raw[:])
 		b.index[a] = i
-		b.kernels = append(b.kernels, map[netip.Addr]bool{})
+		b.kernels = append(b.kernels, kernelPlaces{at: map[netip.Addr]int{}})
 		page, ok := was[a]
 		if !ok {
 			continue
@@ -94,7 +100,7 @@ func openPortBook(file string, addrs []netip.Addr) (*portBook, bookPages, error)
 			b.note(a, port, uid, true)
 		}
 		for _, k := range page.kernels {
-			b.noteKernel(a, k)
+			b.noteKernel(a, k, false)
 		}
 	}
 	if err := os.Rename(fresh, file); err != nil {
@@ -164,20 +170,40 @@ func (b *portBook) note(a netip.Addr, port uint16, uid uint32, bound bool) {
 }
 
 // noteKernel writes down that kernel is a peer of the address a which waits for us
-// to connect. There is room for bookKernels of them.
-func (b *portBook) noteKernel(a, kernel netip.Addr) {
+// to connect, in this life (seen) or in a former one. There is room for bookKernels of them:
+// when it is used up, one that was not seen in this life makes place.
+func (b *portBook) noteKernel(a, kernel netip.Addr, seen bool) {
 	i, ok := b.index[a]
 	if !ok {
 		return
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	known := b.kernels[i]
-	if n := len(known); n < bookKernels && !known[kernel] {
-		known[kernel] = true
+	k := &b.kernels[i]
+	at, ok := k.at[kernel]
+	if !ok {
+		if at, ok = k.place(); !ok {
+			return
+		}
+		k.at[kernel] = at
 		raw := kernel.As16()
-		copy(b.mem[bookTables+i*bookTable+bookPorts+16*n:], raw[:])
+		copy(b.mem[bookTables+i*bookTable+bookPorts+16*at:], raw[:])
 	}
+	k.seen[at] = k.seen[at] || seen
+}
+
+// place is one for another kernel; false: there is none.
+func (k *kernelPlaces) place() (at int, ok bool) {
+	if n := len(k.at); n < bookKernels {
+		return n, true
+	}
+	for old, at := range k.at {
+		if !k.seen[at] {
+			delete(k.at, old)
+			return at, true
+		}
+	}
+	return 0, false
 }
 
 // freeze leaves the book as it is for the next life.

@@ -8,6 +8,48 @@ import (
 	"testing"
 )
 
+// TestBookOfKernels: the book of an address is full of kernels of former lives. Those of this life
+// have the places of those that did not come again, and no others.
+func TestBookOfKernels(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "ports")
+	a := netip.MustParseAddr("10.0.0.1")
+	kernel := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 9, byte(i >> 8), byte(i)}) }
+	for life := range 3 {
+		book, held, err := openPortBook(file, []netip.Addr{a})
+		if err != nil {
+			t.Fatal(err)
+		}
+		was := map[netip.Addr]bool{}
+		for _, k := range held[a].kernels {
+			was[k] = true
+		}
+		if want := min(life, 1) * bookKernels; len(was) != want || len(held[a].kernels) != want {
+			t.Errorf("life %d: %d kernels are known, %d of them once, want %d", life, len(held[a].kernels), len(was), want)
+		}
+		if life == 2 {
+			for i := range 100 {
+				for _, k := range []int{i, 1000 + i} {
+					if !was[kernel(k)] {
+						t.Errorf("kernel %d of the last life is not known", k)
+					}
+				}
+			}
+		}
+		switch life {
+		case 0: // more than there is room for
+			for i := range bookKernels + 10 {
+				book.noteKernel(a, kernel(i), true)
+			}
+		case 1: // some come again, and others for the first time
+			for i := range 100 {
+				book.noteKernel(a, kernel(i), true)
+				book.noteKernel(a, kernel(1000+i), true)
+			}
+		}
+		book.close()
+	}
+}
+
 func TestPortBook(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "ports")
 	a, b, c := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1"), netip.MustParseAddr("10.0.0.2")
@@ -31,8 +73,8 @@ func TestPortBook(t *testing.T) {
 	one.note(b, 4001, 1001, false)
 	one.note(c, 4000, 1, true) // not served: nowhere
 	for range 2 {
-		one.noteKernel(a, c)
-		one.noteKernel(b, netip.MustParseAddr("fd00::2"))
+		one.noteKernel(a, c, true)
+		one.noteKernel(b, netip.MustParseAddr("fd00::2"), true)
 	}
 	kernelsA, kernelsB := []netip.Addr{c}, []netip.Addr{netip.MustParseAddr("fd00::2")}
 	// Killed: nothing is closed. The next one serves another address, too.

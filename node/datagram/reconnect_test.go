@@ -64,10 +64,10 @@ func TestPortBookEdges(t *testing.T) {
 	}
 	kernel := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 2, byte(i >> 8), byte(i)}) }
 	for i := range bookKernels + 1 {
-		b.noteKernel(before, kernel(i))
-		b.noteKernel(before, kernel(i)) // known already
+		b.noteKernel(before, kernel(i), true)
+		b.noteKernel(before, kernel(i), true) // known already
 	}
-	b.noteKernel(netip.MustParseAddr("10.9.9.9"), kernel(0)) // nobody's
+	b.noteKernel(netip.MustParseAddr("10.9.9.9"), kernel(0), true) // nobody's
 	b.close()
 	b.close()
 	b, held, err = openPortBook(file, addrs[bookMostAddrs-2:bookMostAddrs])
