@@ -116,9 +116,9 @@ type Conn struct {
 	// Time (tick.go).
 
 	armed time.Duration // when the next Tick was asked for; Never
-	// late is how much later than armed the last Tick came. If that is long this
-	// process stood still, and silence says nothing about the peer.
-	late time.Duration
+	// grace is until when silence says nothing about the peer: the last Tick came so late that
+	// this process stood still, and what came meanwhile is read first.
+	grace time.Duration
 	// restartAt is before when another incarnation of the peer, or another sort of peer, is
 	// not believed, see moveTime.
 	restartAt time.Duration

@@ -75,8 +75,8 @@ func (w *world) checkTimers(p *Lane) {
 		}
 	}
 	least := w.now + time.Microsecond
-	if w.c.late >= lateGrace {
-		least = w.now + lateGrace // this process stood still: what came is read first
+	if w.now < w.c.grace {
+		least = w.c.grace // this process stood still: what came is read first
 	}
 	if w.c.armed > max(due, least) {
 		w.t.Errorf("%v: %s is due at %v, the next call comes at %v", p, what, due, w.c.armed)

@@ -18,9 +18,8 @@ func (c *Conn) rearm(at time.Duration) {
 
 // Tick carries out everything that is due, and arms the next call.
 func (c *Conn) Tick(now time.Duration) {
-	c.late = 0
-	if c.armed != Never {
-		c.late = now - c.armed
+	if c.armed != Never && now-c.armed >= lateGrace {
+		c.grace = now + lateGrace
 	}
 	c.armed = Never
 	next := Never
@@ -81,11 +80,15 @@ func (p *Lane) tick(now time.Duration) time.Duration {
 			// The answer may stand behind frames that a full receiver keeps unread.
 			p.probedAt = now
 		}
-		if now-p.probedAt >= cfg.ProbeTimeout {
+		due := p.probedAt + cfg.ProbeTimeout
+		if now < p.c.grace { // the answer may lie in the socket's buffer
+			due = max(due, p.c.grace)
+		}
+		if now >= due {
 			p.noAnswer(now)
 		}
 		if p.state == Up && !p.ready {
-			next = min(next, p.probedAt+cfg.ProbeTimeout)
+			next = min(next, due)
 		}
 	}
 	if p.state == Up {
@@ -143,10 +146,10 @@ func (p *Lane) tickRdsd(now time.Duration) time.Duration {
 		}
 	}
 	quiet := now - p.lastRx
-	if quiet >= cfg.DeadAfter && p.c.late >= lateGrace {
+	if quiet >= cfg.DeadAfter && now < p.c.grace {
 		// This process stood still. Frames that came meanwhile are in the socket's buffer:
-		// they are read before the next look.
-		return min(next, now+lateGrace)
+		// they are read before the next look, whatever else is due until then.
+		return min(next, p.c.grace)
 	}
 	if quiet >= cfg.DeadAfter {
 		p.c.ctr.HeartbeatLost++
