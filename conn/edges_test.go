@@ -117,6 +117,42 @@ func TestTellIsBounded(t *testing.T) {
 	}
 }
 
+// Who pings, takes the answers and acknowledges none gets no more of them than there is memory
+// for, over one link or many; an acknowledgement makes room.
+func TestPongsOut(t *testing.T) {
+	w, p := rdsdPair(t)
+	seq := 0
+	pings := func(n int) {
+		t.Helper()
+		for range n {
+			seq++
+			w.step(strings.Fields(fmt.Sprintf("recv 0 ping 9 seq=%d credit=1 csum", seq)))
+			w.settle()
+		}
+		w.check()
+		w.take()
+	}
+	for round := range 3 {
+		pings(mostPongsOut)
+		if n := p.unacked.messages; n > mostPongsOut+1 {
+			t.Fatalf("round %d: %d answers are kept", round, n)
+		}
+		w.steps("lost 0", "wait 1s", fmt.Sprintf("accept %d", 40000), "recv 0 probe npaths=1 hello=77/1/7", "recv 0 answer received=0 npaths=1 hello=77/1/7")
+	}
+	if w.ctr.PongDropped != 2*mostPongsOut {
+		t.Errorf("%d pings were not answered, want %d", w.ctr.PongDropped, 2*mostPongsOut)
+	}
+	w.steps(fmt.Sprintf("recv 0 ack ack=%d csum", p.nextSeq-1))
+	if p.pongsOut != 0 {
+		t.Errorf("%d answers are counted when all are acknowledged", p.pongsOut)
+	}
+	was := w.ctr.PongDropped
+	pings(10)
+	if w.ctr.PongDropped != was || p.pongsOut != 10 {
+		t.Errorf("of 10 pings %d were not answered when there is room", w.ctr.PongDropped-was)
+	}
+}
+
 // A connection rests when it has no link, and nothing of any sort is under way.
 func TestRests(t *testing.T) {
 	w := newWorld(t, "10.0.0.1", "10.0.0.2", func(c *Config) { c.CreditLog2, c.Lanes = 7, 1 })

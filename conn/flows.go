@@ -109,6 +109,7 @@ func (c *Conn) done(p *Lane, m *Msg, o Outcome, why Why) {
 			p.refusals -= wire.Refusals(m.Payload)
 			p.refuses.remove(m)
 		}
+		p.answered(m)
 		c.com.FreeMsg(m)
 		return
 	}

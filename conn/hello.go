@@ -469,6 +469,7 @@ func (c *Conn) restart(now time.Duration, keep *Lane, why Why) {
 		for _, l := range []*list{&p.retrans, &p.unacked} {
 			l.each(func(m *Msg) bool {
 				if m.Owner == nil {
+					p.answered(m)
 					c.com.FreeMsg(m)
 				} else {
 					p.c.done(p, m, Unknown, why)

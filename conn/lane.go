@@ -127,9 +127,10 @@ type Lane struct {
 	requeue bool
 	// forget is why the peer's state ended while inwrite was being written: Wrote then
 	// completes inwrite as unknown. WhyNone if the state has not ended.
-	forget Why
-	pongs  uint8 // answers to pings in control, at most maxPongs
-	tells  uint8 // messages of Tell in control, at most maxTells
+	forget   Why
+	pongs    uint8  // answers to pings in control, at most maxPongs
+	tells    uint8  // messages of Tell in control, at most maxTells
+	pongsOut uint16 // answers to pings that were sent and are not acknowledged
 	// through is the last sequence that an rdsd has received, by its handshake answer;
 	// messages with a higher sequence that were sent on an earlier link never arrived.
 	through uint64

@@ -333,8 +333,12 @@ func (p *Lane) arrival(h *wire.Header, t wire.Train, f *transport.Frame) Arrival
 	return Arrival{Lane: p.rx(), Seq: h.Seq, SPort: h.SPort, DPort: h.DPort, Train: t, Buf: f.Buf, Skipped: f.Skipped}
 }
 
-// maxPongs bounds the answers that wait on one lane.
-const maxPongs = 64
+// maxPongs bounds the answers that wait on one lane, and mostPongsOut those that the peer has not
+// acknowledged.
+const (
+	maxPongs     = 64
+	mostPongsOut = 1024
+)
 
 // pong answers a ping: an empty message from port 0 to the ping's port.
 func (p *Lane) pong(h *wire.Header) {
@@ -345,8 +349,8 @@ func (p *Lane) pong(h *wire.Header) {
 		return
 	}
 	// A ping costs its sender 48 bytes and us a message that waits: a peer that does not
-	// read its answers must not fill the queue.
-	if p.pongs >= maxPongs {
+	// read its answers must not fill the queue, nor one that does not acknowledge them our memory.
+	if p.pongs >= maxPongs || p.pongsOut >= mostPongsOut {
 		c.ctr.PongDropped++
 		return
 	}
@@ -356,6 +360,13 @@ func (p *Lane) pong(h *wire.Header) {
 	m.SPort, m.DPort = wire.PortPing, h.SPort
 	c.ctr.SendPong++
 	p.control.push(m)
+}
+
+// answered counts m, which was sent and ends, if it is a pong.
+func (p *Lane) answered(m *Msg) {
+	if m.Kind == MsgPong {
+		p.pongsOut--
+	}
 }
 
 // ReceivedAll ends a read of the link of attempt: acknowledgements that were asked for, or

@@ -154,6 +154,7 @@ func (w *world) checkLists(p *Lane) {
 // that nothing from the first one on that has not left is acknowledged.
 func (w *world) checkRefusals(p *Lane) {
 	n, pongs, tells, unsent := len(p.refused), uint8(0), uint8(0), uint64(0)
+	pongsOut := uint16(0)
 	next, cancelled := p.refuses.head, int32(0)
 	for _, l := range []*list{&p.unacked, &p.inwrite, &p.retrans, &p.control} {
 		for m := l.head; m != nil; m = m.next {
@@ -177,6 +178,8 @@ func (w *world) checkRefusals(p *Lane) {
 			case MsgPong:
 				if l == &p.control {
 					pongs++
+				} else {
+					pongsOut++
 				}
 			case MsgTell:
 				tells++
@@ -189,8 +192,9 @@ func (w *world) checkRefusals(p *Lane) {
 	if next != nil || cancelled != p.cancelled {
 		w.t.Errorf("%v: more messages of refusals are in the chain than there are (%v), or %d cancelled are counted, not %d", p, next != nil, p.cancelled, cancelled)
 	}
-	if n != p.refusals || pongs != p.pongs || tells != p.tells {
-		w.t.Errorf("%v: %d refusals, %d pongs and %d messages of Tell are counted, and %d, %d and %d are there", p, p.refusals, p.pongs, p.tells, n, pongs, tells)
+	if n != p.refusals || pongs != p.pongs || tells != p.tells || pongsOut != p.pongsOut {
+		w.t.Errorf("%v: %d refusals, %d+%d pongs and %d messages of Tell are counted, and %d, %d+%d and %d are there",
+			p, p.refusals, p.pongs, p.pongsOut, p.tells, n, pongs, pongsOut, tells)
 	}
 	if (p.state == Up || p.state == Disconnecting) && !p.requeue && unsent != p.unsentRef {
 		w.t.Errorf("%v: sequence %d is the first whose refusal has not left, and it says %d", p, unsent, p.unsentRef)

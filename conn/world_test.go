@@ -62,7 +62,7 @@ func newWorld(t testing.TB, local, remote string, tune func(*Config)) *world {
 	if tune != nil {
 		tune(&w.cfg)
 	}
-	w.msgs = make([]Msg, 512)
+	w.msgs = make([]Msg, 2048)
 	for i := range w.msgs {
 		w.pooled[&w.msgs[i]] = true
 	}

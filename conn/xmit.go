@@ -300,6 +300,7 @@ func (p *Lane) fillControl(now time.Duration, b *transport.Batch, o *frameOut) {
 		}
 		if m.Kind == MsgPong {
 			p.pongs--
+			p.pongsOut++
 		}
 		p.send(now, b, o, m, m.flags)
 	}
@@ -495,6 +496,7 @@ func (p *Lane) Wrote(now time.Duration) bool {
 		p.inwrite.each(func(m *Msg) bool {
 			if m.Owner == nil {
 				p.refuses.remove(m)
+				p.answered(m)
 				p.c.com.FreeMsg(m)
 			} else {
 				p.c.done(p, m, Unknown, why)
