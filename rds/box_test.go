@@ -25,6 +25,7 @@ type box struct {
 	done    []string
 	changes []string
 	drained int
+	spent   []string
 	lacks   bool // Place lacks memory of the node
 	wanted  []bool
 	reserve *buf.Buf
@@ -62,6 +63,10 @@ func (b *box) Felt(*Dest) (uint64, int) { return 0, b.calls }
 
 func (b *box) Done(d Decided) {
 	b.done = append(b.done, fmt.Sprintf("%d: %d+%d %v", d.Cookie, d.Tag, d.Count, d.Outcome))
+}
+
+func (b *box) Spent(cookie uint32, count int) {
+	b.spent = append(b.spent, fmt.Sprintf("%d: %d", cookie, count))
 }
 
 func (b *box) Lacked() bool { return b.lacks }

@@ -27,6 +27,9 @@ type Sink interface {
 	// Done tells that datagrams have their outcome, and that the engine no longer reads their
 	// payload. It is called for every datagram that was accepted, until the socket is closed.
 	Done(d Decided)
+	// Spent takes the place of Done when the socket is closed: the engine no longer reads the
+	// payload of so many datagrams of the Post of cookie, and nobody is told what became of them.
+	Spent(cookie uint32, count int)
 	// Drained tells, once, that the socket is closed and the engine no longer reads any of
 	// its payload. The call may come before Close returns.
 	Drained()

@@ -290,7 +290,18 @@ func (b *fuzzSink) Done(d Decided) {
 	}
 }
 
-func (b *fuzzSink) Drained()         { b.drained++ }
+func (b *fuzzSink) Spent(_ uint32, count int) {
+	if b.left -= count; b.left < 0 || b.drained > 0 || !b.s.Closed() {
+		b.m.t.Errorf("%v: %d datagrams too many have an end", b.s.Addr(), count)
+	}
+}
+
+func (b *fuzzSink) Drained() {
+	if b.drained++; b.left != 0 {
+		b.m.t.Errorf("%v: drained with %d datagrams whose end nobody told", b.s.Addr(), b.left)
+	}
+}
+
 func (b *fuzzSink) WantRoom(on bool) { b.wanted = on; b.m.note("%v wants room: %v", b.s.Addr(), on) }
 func (b *fuzzSink) Changed(d *Dest, on bool) {
 	b.m.note("%v: %v congested %v", b.s.Addr(), d.Addr(), on)

@@ -134,6 +134,9 @@ func (q *Queue) Done(d Decided) {
 	s.news(EvOutcomes)
 }
 
+// Spent implements Sink.
+func (q *Queue) Spent(uint32, int) {}
+
 // Drained implements Sink: payloads of a Queue's socket are the collector's.
 func (q *Queue) Drained() {}
 

@@ -277,6 +277,8 @@ func (f *flow) Completed(m *conn.Msg, o conn.Outcome, why conn.Why) {
 	}
 	if !s.closed {
 		s.sink.Done(Decided{m.Cookie, Report(m.Report), m.Tag, k, o, why})
+	} else {
+		s.sink.Spent(m.Cookie, k)
 	}
 	// Flushes are answered behind the outcome that they wait for.
 	ep := &s.epochs[m.Epoch]

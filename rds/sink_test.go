@@ -238,6 +238,7 @@ func TestWaitingPostsEnd(t *testing.T) {
 		}
 		w.advance(50 * time.Millisecond)
 		want(t, "outcomes", a.take(), []string{"7: 0+2 delivered"})
+		var spent []string
 		cancelled := []string{"7: 2+2 cancelled", "7: 4+2 cancelled", "7: 6+2 cancelled"}
 		switch how {
 		case "cancel", "cancel all":
@@ -252,9 +253,10 @@ func TestWaitingPostsEnd(t *testing.T) {
 		case "shutdown":
 			w.a.Shutdown(w.now)
 		case "close":
-			cancelled = nil
+			cancelled, spent = nil, []string{"7: 2", "7: 2", "7: 2"}
 			a.s.Close(w.now)
 		}
+		want(t, how+", told nobody", a.spent, spent)
 		want(t, how, a.take(), cancelled)
 		if i := a.s.Info(); i.Held+i.Undecided+i.SendQueued != 0 || i.Stats.Cancelled != 6 || a.drained != map[bool]int{true: 1}[how == "close"] {
 			t.Errorf("%s: %+v, drained %d times", how, i, a.drained)
@@ -274,8 +276,8 @@ func TestDrained(t *testing.T) {
 	}
 	w.run()
 	a.s.Close(w.now)
-	if a.drained != 0 || a.s.InFlight() != 6 {
-		t.Fatalf("drained %d times with %d in flight", a.drained, a.s.InFlight())
+	if a.drained != 0 || a.s.InFlight() != 6 || len(a.spent) != 0 {
+		t.Fatalf("drained %d times with %d in flight, %q are over", a.drained, a.s.InFlight(), a.spent)
 	}
 	if err := a.s.Post(w.now, d, uniform("x"), 0, 0, Quiet, nil); !errors.Is(err, rdserr.ErrClosed) {
 		t.Errorf("post on a closed socket: %v", err)
@@ -285,6 +287,7 @@ func TestDrained(t *testing.T) {
 	if a.drained != 1 || a.s.InFlight() != 0 || len(a.done) != 0 {
 		t.Errorf("drained %d times with %d in flight, outcomes %q", a.drained, a.s.InFlight(), a.done)
 	}
+	want(t, "what is over", a.spent, []string{"0: 2", "0: 2", "0: 2"})
 	b.s.Close(w.now)
 	b.s.Freed(1, 1, 1) // late: nothing
 	if b.drained != 1 || w.b.memory() != 0 {
@@ -477,6 +480,7 @@ func (q *quiet) Place(_ *Peer, a conn.Arrival) (int, bool) {
 	return len(a.Train.Body), true
 }
 func (q *quiet) Done(d Decided)                      { q.done += d.Count }
+func (q *quiet) Spent(uint32, int)                   {}
 func (q *quiet) Drained()                            {}
 func (*quiet) WantRoom(bool)                         {}
 func (q *quiet) Changed(*Dest, bool)                 {}

@@ -254,6 +254,35 @@ func TestEachUnread(t *testing.T) {
 	}
 }
 
+// TestEvacuationCountsPagesOnce: what Evacuate takes is the pages that hold something of what is
+// needed, however much of it each holds.
+func TestEvacuationCountsPagesOnce(t *testing.T) {
+	r := newRegion(t, smallSpec())
+	n, page := r.SendArenaBytes, pageBytes
+	if n < 4*page {
+		t.Skip("pages are too large here")
+	}
+	for _, c := range []struct {
+		needed []Body
+		pages  int
+	}{
+		{nil, 0},
+		{[]Body{{64, 0}, {n, 1}, {n - 1, 2}, {0, -1}, {^uint64(0), 1}}, 0},
+		{[]Body{{0, 1}}, 1},
+		{[]Body{{0, 1}, {64, 1}, {page - 1, 1}, {0, int(page)}}, 1},
+		{[]Body{{page - 1, 2}}, 2},
+		{[]Body{{page - 1, 2}, {page, 1}, {3 * page, 1}}, 3},
+		{[]Body{{n - 1, 1}, {0, int(n)}}, int(n / page)},
+	} {
+		if got, want := r.Evacuation(c.needed), int64(c.pages)*int64(page); got != want {
+			t.Errorf("%v: %d bytes, want %d", c.needed, got, want)
+		}
+	}
+	if err := r.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestEvacuateEdges: of a dead client's arena a body up to its very end is kept, and what
 // lies outside it is not looked for; the rest reads as nothing.
 func TestEvacuateEdges(t *testing.T) {

@@ -345,6 +345,24 @@ type Body struct {
 	Bytes int
 }
 
+// holds reports whether b has something and lies in the send arena.
+func (r *Region) holds(b Body) bool {
+	return b.Bytes > 0 && b.Slot <= r.SendArenaBytes && uint64(b.Bytes) <= r.SendArenaBytes-b.Slot
+}
+
+// Evacuation is how many bytes of memory Evacuate takes: those of whole pages, each of them once.
+func (r *Region) Evacuation(needed []Body) (bytes int64) {
+	var pages pageSet
+	for _, b := range needed {
+		if r.holds(b) {
+			lo, hi := b.Slot>>pageShift, (b.Slot+uint64(b.Bytes)-1)>>pageShift
+			bytes += int64(pages.missing(lo, hi)) << pageShift
+			pages.add(lo, hi)
+		}
+	}
+	return bytes
+}
+
 // Evacuate takes the region away from its client, which is dead: the parts of the send
 // arena that are still needed are copied, and are private memory at the same addresses
 // then, so that pointers into them stay valid. Nothing is shared any more and the memfd is
@@ -363,7 +381,7 @@ func (r *Region) Evacuate(needed []Body) error {
 	}
 	to := unsafe.Slice((*byte)(p), size)
 	for _, b := range needed {
-		if b.Bytes > 0 && b.Slot <= r.SendArenaBytes && uint64(b.Bytes) <= r.SendArenaBytes-b.Slot {
+		if r.holds(b) {
 			copy(to[r.SendArenaOff+b.Slot:][:b.Bytes], r.sendArena[b.Slot:])
 		}
 	}

@@ -346,6 +346,9 @@ func (n *end) Place(_ *rds.Peer, a conn.Arrival) (int, bool) {
 // Done is not called: an end sends nothing.
 func (n *end) Done(rds.Decided) {}
 
+// Spent is not called either.
+func (n *end) Spent(uint32, int) {}
+
 // Drained has nothing to do.
 func (n *end) Drained() {}
 

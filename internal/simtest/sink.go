@@ -160,6 +160,25 @@ func (m *memory) Done(d rds.Decided) {
 		a.told++
 		w.m.decided(r, o, why)
 	}
+	p.over(count)
+}
+
+// Spent is what a closed socket has instead of an outcome: the body may be anything from then on.
+func (m *memory) Spent(cookie uint32, count int) {
+	a, w := m.a, m.a.n.w
+	if a.n.eng == nil {
+		return // the process crashed
+	}
+	if !a.dead || m.drained || int(cookie) >= len(m.posts) || count < 1 || count > m.posts[cookie].left {
+		w.fail("D7: %v, closed %v, drained %v: an end of %d datagrams of message %d", a.addr, a.dead, m.drained, count, cookie)
+		return
+	}
+	m.posts[cookie].over(count)
+}
+
+// over notes that so many datagrams have their end. With the last of them the daemon has no
+// business with the body any more.
+func (p *post) over(count int) {
 	if p.left -= count; p.left == 0 {
 		clear(p.body) // the table too
 		p.body = nil
@@ -168,6 +187,11 @@ func (m *memory) Done(d rds.Decided) {
 
 func (m *memory) Drained() {
 	a, w := m.a, m.a.n.w
+	for i, p := range m.posts {
+		if p.left > 0 && !m.drained && a.n.eng != nil {
+			w.fail("D7: %v is drained, and of message %d nobody has told the end of %d datagrams", a.addr, i, p.left)
+		}
+	}
 	if m.drained || a.s != nil && a.s.InFlight() != 0 {
 		w.fail("D7: %v is drained with %d in flight, before that %v", a.addr, a.s.InFlight(), m.drained)
 	}
@@ -323,6 +347,7 @@ func (m *memory) post(dst netip.AddrPort, sizes []int) bool {
 			a.unaccept(r)
 			r.refused = true
 		}
+		p.left = 0
 	} else {
 		a.open = append(a.open, p.recs...)
 		if len(a.open) > 1000 {

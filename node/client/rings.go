@@ -508,6 +508,9 @@ func (r *ringSock) Done(d rds.Decided) {
 	r.host.Touch(&r.Ring)
 }
 
+// Spent implements rds.Sink.
+func (r *ringSock) Spent(cookie uint32, count int) { r.posts[cookie].left -= uint32(count) }
+
 // Changed implements rds.Sink.
 func (r *ringSock) Changed(d *rds.Dest, congested bool) {
 	i := d.Data.(uint32)

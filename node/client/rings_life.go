@@ -372,9 +372,7 @@ func (r *ringSock) inFlight() (l []shm.Body) {
 
 // move takes the region away from its client while others still read parts of it.
 func (r *ringSock) move(needed []shm.Body) {
-	for _, b := range needed { // whole pages, however little of each is needed
-		r.evacuated += int64(b.Bytes+2*4096-1) &^ 4095
-	}
+	r.evacuated = r.reg.Evacuation(needed)
 	account := r.front.deps.User(r.s.id)
 	account.Grow(quota.Regions, r.evacuated)
 	account.Close()
