@@ -108,6 +108,15 @@ func (h *Host) eventRoom() int {
 	return room
 }
 
+// Backlog is how many of the events that wait for room Publish will find some for.
+func (h *Host) Backlog() int {
+	if h.overflow.n == 0 {
+		return 0
+	}
+	room := int(uint64(h.r.Events) - (h.eventTail - h.eventsRead()))
+	return max(min(h.overflow.n, room), 0)
+}
+
 // push puts an event into the ring, or behind those that wait for room there.
 func (h *Host) push(v *Event, id uint32) {
 	if h.dead {

@@ -405,6 +405,9 @@ func (h *Host) Releases() (bytes, cost, datagrams int, err error) {
 	return bytes, cost, datagrams, err
 }
 
+// Released is how many releases were ever taken. With the lock.
+func (h *Host) Released() uint64 { return h.relHead }
+
 // EachUnread calls f for the datagrams that the client has not taken from the receive ring,
 // oldest first, until f returns false, with the source and the payload bytes of each. Of a
 // train with a table, whose lengths lie where the client can write, each is shown with an

@@ -254,6 +254,39 @@ func TestEachUnread(t *testing.T) {
 	}
 }
 
+// TestBacklog: of the events that wait so many find room as the client has read, as far as it can be
+// believed, and no more than there are.
+func TestBacklog(t *testing.T) {
+	w := newHostileWorld(t)
+	h := w.h
+	n := uint64(h.r.Events)
+	for i := range 2*n + 1 {
+		h.Changed(netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), uint16(2+i)), true)
+		h.Publish()
+		if got := h.Backlog(); got != 0 {
+			t.Fatalf("after %d events %d find room", i+1, got)
+		}
+	}
+	for _, c := range []struct {
+		head  uint64
+		finds int
+	}{{1, 1}, {n + 1, 1}, {^uint64(0), 1}, {n, int(n)}} {
+		h.r.EventHead().Store(c.head)
+		if got := h.Backlog(); got != c.finds {
+			t.Errorf("of %d that wait %d find room when %d are read, want %d", n+1, got, c.head, c.finds)
+		}
+	}
+	h.Publish()
+	h.r.EventHead().Store(2 * n)
+	if got := h.Backlog(); got != 1 {
+		t.Errorf("of one that waits %d find room", got)
+	}
+	h.Publish()
+	if got := h.Backlog(); got != 0 {
+		t.Errorf("when none waits %d find room", got)
+	}
+}
+
 // TestEvacuationCountsPagesOnce: what Evacuate takes is the pages that hold something of what is
 // needed, however much of it each holds.
 func TestEvacuationCountsPagesOnce(t *testing.T) {

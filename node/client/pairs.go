@@ -500,5 +500,6 @@ func (r *ringSock) ringReaders() {
 	for _, a := range bells[:n] {
 		a.Ring() // nothing, when its socket has been closed meanwhile
 	}
+	r.share.Nudges -= 1 + n
 	r.front.deps.Count.PairWakes.Add(uint64(n))
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/buf"
 	"github.com/rdsd/rdsd/internal/guard"
-	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/node/datagram"
 	"github.com/rdsd/rdsd/rds"
@@ -105,11 +104,17 @@ func (r *ringSock) Poll(now time.Duration) (worked bool) {
 	}
 	posts, room, nudges := r.End.Look()
 	if nudges {
-		r.ringReaders()
+		// Where a share is spent the rest waits for the next turn.
+		if worked = !r.share.MayRing(now, &r.Ring); !worked {
+			r.ringReaders()
+		}
 	}
 	posts = !r.blocked.Load() && (r.left || posts)
 	if posts && !r.share.May(now, &r.Ring) {
-		posts, worked = false, true // it waits for the next turn
+		posts, worked = false, true
+	}
+	if room && !r.share.MayRelease(now, &r.Ring) {
+		room, worked = false, true
 	}
 	if posts || room {
 		_, now = r.host.LockAt(now)
@@ -212,50 +217,14 @@ func (r *ringSock) takePosts(now time.Duration, l rds.Limits) (n int, err error)
 	return n, nil
 }
 
-// lag has what takes time done elsewhere, that taking descriptors goes on. The lock is held.
-func (r *ringSock) lag() {
-	if from, pages, wanted := r.End.Growth(); wanted {
-		r.aside(func() { r.growLedger(from, pages) }, func(err error) { r.react.Do(func() { r.Fault(err) }) })
-	}
-	r.findOut()
-}
-
-// growthBytes is what a page of the ledger's for more descriptors under way takes, with what is
-// kept here for each of them.
-const (
-	growthBytes = shm.GrowthBytes + shm.GrowthEntries*postBytes
-	postBytes   = 16
-)
-
-// growLedger allocates entries of the ledger for more descriptors under way: in a
-// goroutine, for the file system may take its time. What these have at this end is paid
-// for with them.
-func (r *ringSock) growLedger(from uint32, pages int) {
-	bytes := growthBytes * int64(pages)
-	err := r.purse.account.Take(quota.Sockets, bytes)
-	if err == nil {
-		if err = r.led.Grow(from, pages); err != nil {
-			r.purse.account.Give(quota.Sockets, bytes)
-		}
-	}
-	if err != nil {
-		r.front.deps.Log.Warn("no more descriptors of a socket can be taken for now", "local", r.reg.Local, "error", err)
-		pages, bytes = 0, 0
-	}
-	r.host.Lock()
-	r.grown += bytes
-	r.End.Grown(pages)
-	r.host.Touch(&r.Ring)
-	r.freeIfIdle()
-	r.host.Unlock()
-}
-
 // takeReleases counts what the client has given back. The lock is held.
 func (r *ringSock) takeReleases(now time.Duration) error {
+	was := r.End.Released()
 	bytes, cost, n, err := r.End.Releases()
 	if err != nil {
 		return err
 	}
+	r.share.Releases -= int(r.End.Released()-was) + r.End.Backlog()
 	r.findOut()
 	if n > 0 {
 		r.sock.Freed(bytes, cost, n)
@@ -418,8 +387,11 @@ func (r *ringSock) Show() (bell *shm.Alarm) {
 
 // Collect implements datagram.RingOwner.
 func (r *ringSock) Collect() {
-	if r.End.HasReleases() {
-		r.Poll(r.react.Now())
+	if !r.End.HasReleases() {
+		return
+	}
+	if r.Poll(r.react.Now()); r.End.HasReleases() {
+		r.react.Hot(r)
 	}
 }
 

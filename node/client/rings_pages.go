@@ -76,6 +76,44 @@ func (r *ringSock) findOut() {
 	}, func(err error) { r.react.Do(func() { r.Fault(err) }) })
 }
 
+// lag has what takes time done elsewhere, that taking descriptors goes on. The lock is held.
+func (r *ringSock) lag() {
+	if from, pages, wanted := r.End.Growth(); wanted {
+		r.aside(func() { r.growLedger(from, pages) }, func(err error) { r.react.Do(func() { r.Fault(err) }) })
+	}
+	r.findOut()
+}
+
+// growthBytes is what a page of the ledger's for more descriptors under way takes, with what is
+// kept here for each of them.
+const (
+	growthBytes = shm.GrowthBytes + shm.GrowthEntries*postBytes
+	postBytes   = 16
+)
+
+// growLedger allocates entries of the ledger for more descriptors under way: in a
+// goroutine, for the file system may take its time. What these have at this end is paid
+// for with them.
+func (r *ringSock) growLedger(from uint32, pages int) {
+	bytes := growthBytes * int64(pages)
+	err := r.purse.account.Take(quota.Sockets, bytes)
+	if err == nil {
+		if err = r.led.Grow(from, pages); err != nil {
+			r.purse.account.Give(quota.Sockets, bytes)
+		}
+	}
+	if err != nil {
+		r.front.deps.Log.Warn("no more descriptors of a socket can be taken for now", "local", r.reg.Local, "error", err)
+		pages, bytes = 0, 0
+	}
+	r.host.Lock()
+	r.grown += bytes
+	r.End.Grown(pages)
+	r.host.Touch(&r.Ring)
+	r.freeIfIdle()
+	r.host.Unlock()
+}
+
 // over reports whether the socket is closed.
 func (r *ringSock) over() bool {
 	r.host.Lock()

@@ -12,6 +12,11 @@ const (
 	// bytes of what stays at its address, for that is copied: some hundred microseconds.
 	sharePosts = 256
 	shareBytes = 1 << 20
+	// shareReleases is how many slots a turn takes back from a user's clients, some tens of
+	// nanoseconds each, with the events that find room.
+	shareReleases = 4096
+	// shareNudges is how many readers of pairs a turn rings for a user: a system call each.
+	shareNudges = 64
 	// shareLooks is how often a turn looks for messages on the control connections of a
 	// user's rings: with a message each is some ten microseconds.
 	shareLooks = 8
@@ -25,13 +30,20 @@ type Share struct {
 	// bytes of them that are copied at once. Who takes some takes them away here, and takes no more
 	// when one of them is spent.
 	Posts, Bytes int
+	// Releases and Nudges are the same of what clients give back, and of readers to be rung.
+	Releases, Nudges int
 
-	turn   time.Duration // that they are of
-	first  *Ring         // nobody is served before it; nil: everybody may be
-	next   *Ring         // who found the share spent first
-	looked time.Duration // the turn that looks is of
-	looks  int           // for messages; they have no part in the order above
-	refs   int           // rings of the user
+	posts, releases, nudges order
+	looked                  time.Duration // the turn that looks is of
+	looks                   int           // for messages; they have no order
+	refs                    int           // rings of the user
+}
+
+// order is who is served when a share does not last for all.
+type order struct {
+	turn  time.Duration
+	first *Ring // nobody is served before it; nil: everybody may be
+	next  *Ring // who found the share spent first
 }
 
 // Share is that of a user; Unshare is for each call.
@@ -57,24 +69,46 @@ func (w *Worker) Unshare(uid uint32) {
 // May reports whether descriptors of r may be taken in the turn that began at turn. A reactor
 // asks all that have some in the same order each turn.
 func (s *Share) May(turn time.Duration, r *Ring) bool {
-	if s.turn != turn {
-		// Who was to be the first of the last turn and did not come has gone.
-		s.turn, s.Posts, s.Bytes = turn, sharePosts, shareBytes
-		s.first, s.next = s.next, nil
+	if s.posts.turn != turn {
+		s.Posts, s.Bytes = sharePosts, shareBytes
+		s.posts.begin(turn)
 	}
-	if s.first == r {
-		s.first = nil
+	return s.posts.may(r, s.Posts > 0 && s.Bytes > 0)
+}
+
+// MayRelease is May of what r's client has given back: slots, and room for events.
+func (s *Share) MayRelease(turn time.Duration, r *Ring) bool {
+	if s.releases.turn != turn {
+		s.Releases = shareReleases
+		s.releases.begin(turn)
 	}
-	if s.first != nil {
+	return s.releases.may(r, s.Releases > 0)
+}
+
+// MayRing is May of the readers that r's client asks to have rung.
+func (s *Share) MayRing(turn time.Duration, r *Ring) bool {
+	if s.nudges.turn != turn {
+		s.Nudges = shareNudges
+		s.nudges.begin(turn)
+	}
+	return s.nudges.may(r, s.Nudges > 0)
+}
+
+// begin is for another turn. Who was to be the first of the last one and did not come has gone.
+func (o *order) begin(turn time.Duration) { o.turn, o.first, o.next = turn, o.next, nil }
+
+// may reports whether it is r's turn, left being whether there is something left of the share.
+func (o *order) may(r *Ring, left bool) bool {
+	if o.first == r {
+		o.first = nil
+	}
+	if o.first != nil {
 		return false
 	}
-	if s.Posts <= 0 || s.Bytes <= 0 {
-		if s.next == nil {
-			s.next = r
-		}
-		return false
+	if !left && o.next == nil {
+		o.next = r
 	}
-	return true
+	return left
 }
 
 // MayLook counts that a message of a client is about to be looked for; false: not in

@@ -65,6 +65,43 @@ func TestShareOfATurn(t *testing.T) {
 	<-done
 }
 
+// TestSharesAreApart: what is spent of one thing holds up nobody who wants another, and each has its
+// own order.
+func TestSharesAreApart(t *testing.T) {
+	var s Share
+	kinds := []struct {
+		what string
+		may  func(time.Duration, *Ring) bool
+		left *int
+		most int
+	}{
+		{"posts", s.May, &s.Posts, sharePosts}, {"releases", s.MayRelease, &s.Releases, shareReleases}, {"nudges", s.MayRing, &s.Nudges, shareNudges},
+	}
+	r := [3]*Ring{{}, {}, {}}
+	var now time.Duration
+	for _, k := range kinds {
+		for _, want := range [][3]bool{{true, true, false}, {false, false, true}, {true, true, true}} {
+			now++
+			for i, x := range r {
+				if got := k.may(now, x); got != want[i] {
+					t.Errorf("turn %d, %s: ring %d may: %v", now, k.what, i, got)
+				}
+				if i == 0 && *k.left != k.most {
+					t.Errorf("turn %d begins with %d %s, want %d", now, *k.left, k.what, k.most)
+				}
+				if i == 1 && want[1] && !want[2] {
+					*k.left = 0
+				}
+			}
+			for _, o := range kinds {
+				if o.what != k.what && (!o.may(now, r[0]) || *o.left != o.most) {
+					t.Errorf("turn %d, %s: held up %s, of which %d are left", now, k.what, o.what, *o.left)
+				}
+			}
+		}
+	}
+}
+
 // TestControlTurn: a turn of a reactor looks for messages of a user so often, whoever's
 // clients they are; another user's are not concerned, and the next turn begins anew.
 func TestControlTurn(t *testing.T) {
