@@ -129,6 +129,9 @@ func (r *ringSock) Poll(now time.Duration) (worked bool) {
 				if n, err = r.takePosts(now, rds.Within); n > 0 {
 					r.took = n
 				}
+				if r.marks != nil {
+					r.passMarks()
+				}
 				if r.End.Lags {
 					r.lag()
 				}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"net/netip"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -242,6 +243,9 @@ func (r *ringSock) reach() (there, more bool) {
 	n := 0
 	if err == nil && !r.closed {
 		n, err = r.takePosts(now, rds.Past)
+		if r.marks != nil {
+			r.passMarks()
+		}
 		r.lag()
 	}
 	r.judge(err)
@@ -264,6 +268,11 @@ type cancelMark struct {
 	before uint64
 }
 
+// findMark finds the mark of dst, or where it belongs: there is one for each destination, in order.
+func (r *ringSock) findMark(dst netip.AddrPort) (int, bool) {
+	return slices.BinarySearchFunc(r.marks, dst, func(m cancelMark, dst netip.AddrPort) int { return m.dst.Compare(dst) })
+}
+
 // mark notes a Cancel for what stands before its point and could not be taken.
 func (r *ringSock) mark(c *rdsdv1.Cancel) error {
 	if int64(r.point-r.End.Taking()) <= 0 {
@@ -274,31 +283,43 @@ func (r *ringSock) mark(c *rdsdv1.Cancel) error {
 	if err != nil {
 		return nil // whoever carries it out says so
 	}
-	for i := range r.marks {
-		if r.marks[i].dst == dst {
-			r.marks[i].before = r.point
-			return nil
-		}
-	}
-	if len(r.marks) >= int(r.reg.Flows) {
+	i, found := r.findMark(dst)
+	switch {
+	case found:
+		r.marks[i].before = r.point
+	case len(r.marks) >= int(r.reg.Flows):
 		return rdserr.With(rdserr.ErrTooMany, "cancels to %d destinations wait for descriptors that cannot be taken", len(r.marks))
+	default:
+		r.marks = slices.Insert(r.marks, i, cancelMark{dst, r.point})
 	}
-	r.marks = append(r.marks, cancelMark{dst, r.point})
 	return nil
+}
+
+// passMarks forgets marks whose points are reached.
+func (r *ringSock) passMarks() {
+	at := r.End.Taking()
+	r.marks = slices.DeleteFunc(r.marks, func(m cancelMark) bool { return int64(m.before-at) <= 0 })
+	if len(r.marks) == 0 {
+		r.marks = nil
+	}
 }
 
 // cancelled ends a descriptor that a Cancel was about, and reports whether one was.
 // The lock is held.
 func (r *ringSock) cancelled(p *shm.Post, dst netip.AddrPort) bool {
-	for _, m := range r.marks {
-		if r.End.Taking() < m.before && m.dst.Addr() == dst.Addr() && (m.dst.Port() == 0 || m.dst.Port() == dst.Port()) {
-			id, _ := r.End.Taken(p, shm.MakeTarget(dst), true)
-			r.End.Ended(id, p.Count, true, &shm.Event{Kind: shm.EventOutcome, Outcome: uint8(conn.Cancelled), Why: uint8(conn.WhyApp), Tag: p.Tag})
-			r.host.Touch(&r.Ring)
-			return true
-		}
+	if !r.marked(dst) && !r.marked(netip.AddrPortFrom(dst.Addr(), 0)) {
+		return false
 	}
-	return false
+	id, _ := r.End.Taken(p, shm.MakeTarget(dst), true)
+	r.End.Ended(id, p.Count, true, &shm.Event{Kind: shm.EventOutcome, Outcome: uint8(conn.Cancelled), Why: uint8(conn.WhyApp), Tag: p.Tag})
+	r.host.Touch(&r.Ring)
+	return true
+}
+
+// marked reports whether the next descriptor stands before the point of a Cancel of dst.
+func (r *ringSock) marked(dst netip.AddrPort) bool {
+	i, found := r.findMark(dst)
+	return found && int64(r.marks[i].before-r.End.Taking()) > 0
 }
 
 // wake writes the answers that others left.

@@ -113,6 +113,79 @@ func TestCancelledNeverLeaves(t *testing.T) {
 	}
 }
 
+// TestMarksPass: a Cancel whose point the daemon cannot reach is remembered for what stands before that,
+// and not for longer, though no other Cancel follows.
+func TestMarksPass(t *testing.T) {
+	n, cfg := startClients(t)
+	c := clienttest.AttachRing(t, cfg, clienttest.BindTo(cfg.RDS.Addresses[0], 0))
+	defer c.Close()
+	nobody := clienttest.Nobody
+	dsts := []netip.AddrPort{nobody, netip.AddrPortFrom(nobody.Addr(), 8), netip.MustParseAddrPort("127.0.99.98:9"), netip.AddrPortFrom(nobody.Addr(), 10)}
+	for i, dst := range dsts {
+		c.Region.PutFlow(uint32(i), &shm.FlowEntry{Dst: dst, Gen: 1})
+	}
+	clear(c.Region.SendArena()[:shm.MaxTrain])
+	tail := uint64(0)
+	post := func(flow uint32, count int) {
+		c.Region.PutSend(tail, shm.MakeWord(shm.KindEach, count, count), &shm.SendDesc{Tag: tail * shm.MaxTrain, Flow: flow, Gen: 1, Cookie: uint32(tail)})
+		tail++
+	}
+	for range shm.MaxOutstandingDatagrams / shm.MaxTrain {
+		post(0, shm.MaxTrain)
+	}
+	for i := range dsts { // these are too many
+		post(uint32(i), 1)
+	}
+	c.Region.SendTail().Store(tail)
+	shm.Ring(c.Bell)
+	await.Until(t, 5*time.Second, "it is counted", func() bool { return len(n.clients.ringSocks()) == 1 })
+	r := n.clients.ringSocks()[0]
+	marks := func() (m int) {
+		done := make(chan struct{})
+		r.react.Do(func() { m = len(r.marks); close(done) })
+		<-done
+		return m
+	}
+	others := []netip.AddrPort{dsts[1], netip.AddrPortFrom(dsts[2].Addr(), 0), netip.AddrPortFrom(dsts[2].Addr(), 10)}
+	for i, dst := range append(others, others...) {
+		c.Ask(t, clienttest.CancelOf(uint64(i), dst))
+		if res := c.Answer(t).GetCancelResult(); res.GetErrno() != 0 || res.GetCancelled() != 0 {
+			t.Fatal(res)
+		}
+	}
+	if got := marks(); got != len(others) {
+		t.Fatalf("%d cancels are remembered, want %d: nothing is tested", got, len(others))
+	}
+	c.Ask(t, clienttest.CancelOf(9, nobody))
+	if res := c.Answer(t).GetCancelResult(); res.GetCancelled() != shm.MaxOutstandingDatagrams {
+		t.Errorf("%d are cancelled", res.GetCancelled())
+	}
+	await.Until(t, 5*time.Second, "all is taken", func() bool { return c.Region.SendHead().Load() == tail })
+	if got := marks(); got != 0 {
+		t.Errorf("%d cancels are remembered for nothing", got)
+	}
+	post(1, 1) // behind all points
+	c.Region.SendTail().Store(tail)
+	shm.Ring(c.Bell)
+	await.Until(t, 5*time.Second, "one more is taken", func() bool { return c.Region.SendHead().Load() == tail })
+	cancelled := 0
+	await.Until(t, 5*time.Second, "outcomes are told", func() bool {
+		for head := c.Region.EventHead().Load(); head != c.Region.EventTail().Load(); head++ {
+			var v shm.Event
+			if c.Region.GetEvent(head, &v); v.Kind != shm.EventOutcome || v.Outcome != shm.Cancelled {
+				t.Fatalf("event %+v", v)
+			}
+			cancelled += int(v.Count)
+			c.Region.EventHead().Store(head + 1)
+		}
+		return cancelled >= shm.MaxOutstandingDatagrams+3
+	})
+	c.Ask(t, clienttest.FlushOf(10, 50*time.Millisecond))
+	if f := c.Answer(t).GetFlushResult(); f.GetInFlight() != 2 || cancelled != shm.MaxOutstandingDatagrams+3 {
+		t.Errorf("%d are cancelled, %d in flight, want two: one that no Cancel was about, and the last", cancelled, f.GetInFlight())
+	}
+}
+
 // TestFlushIsAPoint: a Flush speaks of everything posted before it.
 func TestFlushIsAPoint(t *testing.T) {
 	_, cfg := startClients(t)
