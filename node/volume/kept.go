@@ -9,7 +9,9 @@ import "github.com/rdsd/rdsd/rnbd"
 // taken up from an earlier Host goes on with the volume it had (rnbd.Client.MapAgain), and
 // what that takes, rnbd.Kept, stands with it in the state. A mapping whose users are surely
 // gone, because the machine was started since or the kernel has its device no more, begins
-// anew; so does one that was unmapped.
+// anew; so does one that was unmapped. That there are none stands in the state as well
+// (mappingState.Unused): an earlier Host of this start of the machine may have waited for the
+// server until it ended.
 //
 // What is kept follows the volume: Keep and Note say that it is new, and the last word is
 // had when its device has ended.
@@ -48,6 +50,10 @@ func (m *mapping) toKeep() rnbd.Kept {
 	k.Flushed = k.Flushed && m.gave
 	return k
 }
+
+// used reports whether somebody can have used the device since the machine was started, under
+// this Host or an earlier one. Host.mu is held.
+func (m *mapping) used() bool { return m.again || m.dev != nil }
 
 // isStale reports whether the volume was not found as it had been left.
 func (m *mapping) isStale() bool {

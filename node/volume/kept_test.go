@@ -236,6 +236,7 @@ func TestRestartsThatLoseNothing(t *testing.T) {
 		boot    string // of the mapping node, afterwards
 		serving string // of the serving one; "-": its daemon is not started again
 		other   bool   // another node writes meanwhile
+		away    bool   // the serving one cannot be reached when the mapping daemon is started first
 		err     error  // of a flush
 	}{
 		{what: "the mapping daemon", serving: "-"},
@@ -246,6 +247,7 @@ func TestRestartsThatLoseNothing(t *testing.T) {
 		{what: "the serving machine, and what was flushed is not known", flush: true, crash: true, serving: "two", err: syscall.EIO},
 		{what: "both machines", boot: "two", serving: "two"},
 		{what: "the mapping machine, and another has written", boot: "two", serving: "-", other: true},
+		{what: "the mapping machine, its daemon once more, and another has written", boot: "two", serving: "-", other: true, away: true},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			port := freePort(t)
@@ -279,6 +281,12 @@ func TestRestartsThatLoseNothing(t *testing.T) {
 			}
 			if c.boot != "" {
 				client.boot = c.boot
+			}
+			if c.away {
+				server.stop()
+				client.start()
+				client.stop()
+				server.start()
 			}
 			client.start()
 			if i := back(t, client, m.ID); i.State != StateOpen {
@@ -328,6 +336,68 @@ func TestDeviceWhoseUsersAreGone(t *testing.T) {
 		}
 		client.stop()
 		server.stop()
+	}
+}
+
+// TestUsedIsKnownBeforeItIs: a mapping that the machine was started after has no users until its
+// device is there. That it may have some stands in the state before they can do anything.
+func TestUsedIsKnownBeforeItIs(t *testing.T) {
+	server, client, k := withKernel(t)
+	client.stop()
+	client.boot = "one"
+	unused := func() bool {
+		var st state
+		b, err := os.ReadFile(filepath.Join(client.cfg.StateDir, stateFile))
+		if err == nil {
+			err = json.Unmarshal(b, &st)
+		}
+		if err != nil || len(st.Mappings) != 1 {
+			t.Errorf("the state: %+v, %v", st, err)
+			return false
+		}
+		return st.Mappings[0].Unused
+	}
+	attached := make(chan bool, 1)
+	client.drv.connect = func(index int, a nbd.Attach) (int, error) {
+		attached <- unused()
+		return k.connect(index, a)
+	}
+	client.start()
+	s := file(t, "disk", 8<<20)
+	mustExport(t, server.h, s)
+	m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk", As: AsNBD, Persist: true})
+	if <-attached {
+		t.Error("mapped: it is attached, and the state has it as unused")
+	}
+	client.stop()
+	server.stop()
+	k.disconnect(0)
+	client.boot = "two"
+	client.start()
+	if !unused() {
+		t.Error("after a start of the machine it is not known that nobody uses it")
+	}
+	name := filepath.Join(client.cfg.StateDir, stateFile)
+	if err := errors.Join(os.Remove(name), os.Mkdir(name, 0o700)); err != nil { // a rename over it fails
+		t.Fatal(err)
+	}
+	server.cfg.Exports = []ExportSpec{s}
+	server.start()
+	eventually(t, "it is not attached while the state cannot be written, and that is why", func() bool {
+		i, err := client.h.Mapping(m.ID)
+		return err == nil && strings.Contains(i.LastError, "volumes.state_dir")
+	})
+	select {
+	case <-attached:
+		t.Error("attached, and the state could not be written")
+	default:
+	}
+	if err := os.Remove(name); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it is attached", func() bool { return len(attached) > 0 })
+	if <-attached {
+		t.Error("mapped again: it is attached, and the state has it as unused")
 	}
 }
 

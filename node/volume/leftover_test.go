@@ -120,6 +120,36 @@ func TestLimitsThatWereLoweredOnce(t *testing.T) {
 	both("ended by name", nil, nil)
 }
 
+// TestLeftByAStartOfTheMachine: what there was no room for after a start of the machine has no users,
+// and none at the next start of the daemon either.
+func TestLeftByAStartOfTheMachine(t *testing.T) {
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	client.boot = "one"
+	server.start()
+	client.start()
+	mustExport(t, server.h, file(t, "first", 8<<20))
+	mustExport(t, server.h, file(t, "disk", 8<<20))
+	mustMap(t, client.h, MapSpec{Node: server.node(), Name: "first", Persist: true})
+	m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk", Persist: true})
+	if err := writePattern(open(t, m), 0, 4096, 1, 4096); err != nil {
+		t.Fatal(err)
+	}
+	client.stop()
+	otherWrites(t, server)
+	client.boot = "two"
+	for _, most := range []int{1, 2} {
+		client.cfg.MaxMappings = most
+		client.start()
+		if most == 1 {
+			client.stop()
+		}
+	}
+	if i := back(t, client, m.ID); i.State != StateOpen {
+		t.Errorf("back as %v, %q", i.State, i.LastError)
+	}
+}
+
 // TestStartThatFailsWhileAClientOpens: a client that opens a volume for writing, as one that the
 // state does not know, waits until that is written down. A start that fails meanwhile does not
 // wait for it, and says why it has failed.

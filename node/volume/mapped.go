@@ -41,6 +41,7 @@ type mapping struct {
 	kept  rnbd.Kept // guarded by Host.mu; what the next Host has to know of the volume
 	gave  bool      // guarded by Host.mu; it was left to the next Host, and kept does not change any more
 
+	said     bool  // guarded by turn; the state does not say that it is unused
 	restored bool  // an earlier Host had it
 	unsaid   bool  // the state still says that all was flushed (restore)
 	resume   bool  // the kernel has the device already
@@ -168,6 +169,13 @@ func (m *mapping) bringUp(ctx context.Context, raw *MapSpec, strict bool) error 
 		}
 	}
 	if m.stage == opened {
+		// The state may have it as unused, which is not true from show on.
+		if !m.said && !m.again && (m.restored || m.spec.lasts()) {
+			if err := h.save(); err != nil {
+				return err
+			}
+			m.said = true
+		}
 		return m.show()
 	}
 	return nil

@@ -54,7 +54,9 @@ func (h *Host) snapshot(running bool) state {
 	}
 	for _, m := range h.mappings {
 		if !m.ending && (running && (m.stage == shown || m.restored) || m.spec.lasts()) {
-			st.Mappings = append(st.Mappings, m.spec.state(m.wants, m.backend, m.toKeep()))
+			s := m.spec.state(m.wants, m.backend, m.toKeep())
+			s.Unused = !m.used()
+			st.Mappings = append(st.Mappings, s)
 		}
 	}
 	for _, l := range h.left() {
@@ -93,8 +95,8 @@ func (h *Host) startMappings(old *state) {
 			}
 		}
 		// A device that is gone has no users that go on with it. Nor has one of a machine that was
-		// started since.
-		again := old.Boot == h.store.boot && (s.As != AsNBD || resume || !n.told)
+		// started since, also if an earlier Host has been there meanwhile without bringing it up.
+		again := old.Boot == h.store.boot && !o.Unused && (s.As != AsNBD || resume || !n.told)
 		var m *mapping
 		if err == nil {
 			m, err = h.enterMapping(s)

@@ -104,6 +104,8 @@ type mappingState struct {
 	SyncLost bool   `json:"sync_lost,omitempty"`
 	Stale    bool   `json:"stale,omitempty"`
 	Flushed  bool   `json:"flushed,omitempty"`
+
+	Unused bool `json:"unused,omitempty"` // nobody can have used it since the machine was started
 }
 
 func (s *ExportSpec) state() exportState {
