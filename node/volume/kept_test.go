@@ -42,7 +42,7 @@ func back(t *testing.T, n *testNode, id string) (i MappingInfo) {
 	eventually(t, id+" is back", func() bool {
 		var err error
 		i, err = n.h.Mapping(id)
-		return err == nil && i.State != StateInit
+		return err == nil && i.State != StateInit && (i.State != StateOpen || i.Device != "")
 	})
 	return i
 }

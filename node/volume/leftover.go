@@ -69,6 +69,7 @@ func (l *leftover) exportInfo() ExportInfo {
 
 func (l *leftover) mappingInfo() MappingInfo {
 	s, _ := l.mapping.spec() // as far as it can be read
+	s.Device = ""            // which may be another's now
 	return MappingInfo{MapSpec: s, State: StateInit, LastError: l.err.Error()}
 }
 

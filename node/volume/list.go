@@ -65,7 +65,7 @@ func (h *Host) find(what string) (*mapping, error) {
 		switch what {
 		case m.id:
 			return m, nil
-		case s.Socket, s.Device, s.Node + ":" + s.Name, nbd.URI(s.Socket, s.Name):
+		case s.Socket, m.device(), s.Node + ":" + s.Name, nbd.URI(s.Socket, s.Name):
 			if what == "" {
 				continue
 			}
@@ -107,11 +107,20 @@ func (h *Host) MappingCounts(what string) (c [blk.NumOps]blk.OpCounts, ok bool) 
 // noDevice is what is wrong with a mapping that is open and has no device.
 const noDevice = "its kernel device was detached by somebody else"
 
+// device is the path of the kernel device that m has; "": it has none. The one it had before the
+// machine was started, or is to get, may be another's. Host.mu is held.
+func (m *mapping) device() string {
+	if m.front != nil || m.resume && m.dev == nil {
+		return m.spec.Device
+	}
+	return ""
+}
+
 // describe is called with Host.mu held.
 func (m *mapping) describe() MappingInfo {
 	i := MappingInfo{MapSpec: m.spec, State: StateInit, Since: m.since}
 	i.Paths = slices.Clone(m.spec.Paths)
-	if i.As == AsSocket {
+	if i.Device = m.device(); i.As == AsSocket {
 		i.Device = i.Socket
 		i.URI = nbd.URI(i.Socket, i.Name)
 	}

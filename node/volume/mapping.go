@@ -92,7 +92,7 @@ const (
 
 // MappingInfo describes a mapping.
 type MappingInfo struct {
-	MapSpec // all defaults filled in; Device is what programs open: /dev/nbdN, or the path of the socket
+	MapSpec // all defaults filled in; Device is what programs open: /dev/nbdN, or the path of the socket; "": there is none
 
 	URI       string // of a socket: nbd+unix:///NAME?socket=PATH
 	State     string

@@ -42,7 +42,7 @@ func (h *Host) numbers(old *state) numbers {
 				}
 			}
 			b, known := h.drv.backend(index)
-			n.alive[i] = attached[index] && (!known || b == o.Backend)
+			n.alive[i] = !o.Unused && attached[index] && (!known || b == o.Backend)
 		}
 		if !n.alive[i] && !o.Persist {
 			continue // it has ended

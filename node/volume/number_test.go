@@ -179,3 +179,51 @@ func TestAnyDevice(t *testing.T) {
 		t.Error("attached a device where all are in use")
 	}
 }
+
+// TestDeviceOfAnEarlierStart: a mapping that is not attached has no device, whatever it had before.
+// Another may have that now.
+func TestDeviceOfAnEarlierStart(t *testing.T) {
+	server, client, k := withKernel(t)
+	client.stop()
+	client.boot = "one"
+	client.start()
+	s := file(t, "disk", 8<<20)
+	mustExport(t, server.h, s)
+	mustExport(t, server.h, file(t, "other", 8<<20))
+	m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk", As: AsNBD, Persist: true})
+	has := func(when, device string) {
+		t.Helper()
+		i, err := client.h.Mapping(m.ID)
+		if err != nil || i.Device != device {
+			t.Errorf("%s: %+v, %v; want device %q", when, i, err, device)
+		}
+		if i, err := client.h.Mapping(m.Device); device == "" && err == nil && i.ID == m.ID {
+			t.Errorf("%s: it is found as %s", when, m.Device)
+		}
+	}
+	has("mapped", m.Device)
+	client.stop()
+	if err := server.h.Unexport(testCtx(t), "disk", true); err != nil {
+		t.Fatal(err)
+	}
+	client.start()
+	has("the kernel has it still", m.Device)
+	client.stop()
+	k.disconnect(0)
+	client.boot = "two"
+	client.start()
+	has("the machine was started", "")
+	o := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "other", As: AsNBD, Persist: true})
+	if i, err := client.h.Mapping(o.Device); err != nil || i.ID != o.ID {
+		t.Errorf("%s: %+v, %v; want %s", o.Device, i, err, o.ID)
+	}
+	client.stop()
+	client.start()
+	has("another has the device, and the daemon was started", "")
+	client.stop()
+	client.cfg.MaxMappings = 1
+	client.start()
+	if i, err := client.h.Mapping(o.ID); err != nil || i.SessionID != "" || i.Device != "" {
+		t.Errorf("there was no room for %s: %+v, %v", o.ID, i, err)
+	}
+}

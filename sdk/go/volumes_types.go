@@ -231,7 +231,7 @@ type MapSpec struct {
 // Mapping is a volume of another node that is a block device here.
 type Mapping struct {
 	ID     string       `json:"id"`
-	Device string       `json:"device"` // path that programs open: "/dev/nbd3", or the path of the Unix socket
+	Device string       `json:"device"` // path that programs open: "/dev/nbd3", or the path of the Unix socket; "": there is none yet
 	URI    string       `json:"uri"`    // of a socket: "nbd+unix:///disk?socket=/run/rdsd/volumes/v1.sock"
 	Attach VolumeAttach `json:"as"`
 	Node   string       `json:"node"`

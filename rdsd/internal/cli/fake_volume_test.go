@@ -192,6 +192,18 @@ func (f *fakeVolumes) Map(_ context.Context, req *rdsdv1.VolumeMapRequest) (*rds
 			m.Device = filepath.Join(filepath.Dir(f.socket), req.GetName())
 		}
 	}
+	switch {
+	case req.GetNode() == "away": // the server is, and the device was of an earlier start
+		for _, o := range f.mapped {
+			if volumeText(o.GetNode(), o.GetName()) == volume {
+				return nil, rdserr.With(rdserr.ErrExists, "%s is mapped as %s already", volume, o.GetId())
+			}
+		}
+		m.State = rdsdv1.VolumeMappingState_VOLUME_MAPPING_STATE_INIT
+		m.Device = filepath.Join(filepath.Dir(f.socket), req.GetName())
+	case strings.HasPrefix(id, "left"): // there was no room for it
+		m.State, m.Device, m.Uri = rdsdv1.VolumeMappingState_VOLUME_MAPPING_STATE_INIT, "", ""
+	}
 	f.mapped[id] = m.Build()
 	return f.mapped[id], nil
 }

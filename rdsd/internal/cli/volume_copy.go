@@ -221,6 +221,14 @@ func (a *app) resolve(ctx context.Context, x *operand, access rdsd.VolumeAccess,
 		defer cancel()
 		m, err := v.Mapping(bounded, x.arg)
 		switch {
+		case err == nil && remote && unusable(m) != nil:
+			// One that was not taken up does not stand in the way of another.
+			if err := a.mapFor(bounded, v, x, access, paths); !errors.Is(err, rdserr.ErrExists) {
+				return err
+			}
+			return unusable(m)
+		case err == nil && unusable(m) != nil:
+			return unusable(m)
 		case err == nil && m.Attach == rdsd.AttachNBD:
 			x.file, x.mapped = m.Device, true
 			return nil

@@ -156,7 +156,24 @@ func existing(ctx context.Context, v *rdsd.Volumes, spec rdsd.MapSpec) (*rdsd.Ma
 	if name == "" {
 		name = volumeText(spec.Node, spec.Name)
 	}
-	return v.Mapping(ctx, name)
+	m, err := v.Mapping(ctx, name)
+	if err == nil {
+		err = unusable(m)
+	}
+	return m, err
+}
+
+// unusable says that m has nothing that programs can open. A kernel device of one that was not
+// open yet is that of an earlier start of the machine, perhaps, and another's now.
+func unusable(m *rdsd.Mapping) error {
+	if openable(m) != "" && (m.Attach != rdsd.AttachNBD || m.State != rdsd.MappingInit) {
+		return nil
+	}
+	why := ""
+	if m.LastError != "" {
+		why = ": " + m.LastError
+	}
+	return rdserr.With(rdserr.ErrBusy, "%s (%s) has no device yet%s", m.ID, volumeText(m.Node, m.Name), why)
 }
 
 // withHint adds to why a volume could not be opened what would be right.

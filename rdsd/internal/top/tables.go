@@ -252,7 +252,7 @@ func volumeTable(now *Shot) table {
 			text(m.Node + ":" + m.Name), text("mapping"), text(string(m.State)), lasted(m.StateFor), size(m.Info), {text: fmt.Sprintf("%d/%d", m.PathsUp, m.PathCount), order: float64(m.PathsUp)},
 			number(m.Users), number(inFlight), number(failed), text(m.Device), text(m.LastError),
 		}, detail: append([]string{
-			plain.Text(fmt.Sprintf("mapping %s of %s:%s is %s for %s: %s", m.ID, m.Node, m.Name, m.State, plain.Duration(m.StateFor), m.Device)),
+			plain.Text(fmt.Sprintf("mapping %s of %s:%s is %s for %s: %s", m.ID, m.Node, m.Name, m.State, plain.Duration(m.StateFor), cmp.Or(m.Device, "no device yet"))),
 			plain.Text(fmt.Sprintf("session %s, policy %s, %d of %d paths up, %d requests wait; %s", m.Session, m.Policy, m.PathsUp, m.PathCount, m.Waiting, m.LastError)), "",
 		}, detail...)})
 	}

@@ -270,7 +270,7 @@ class Mapping:
 
     id: str
     device: str
-    """What programs open: "/dev/nbd3", or the path of the Unix socket."""
+    """What programs open: "/dev/nbd3", or the path of the Unix socket; "": there is none yet."""
     uri: str
     """Of a socket: "nbd+unix:///disk?socket=/run/rdsd/volumes/v1.sock"."""
     attach: VolumeAttach
