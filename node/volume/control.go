@@ -47,6 +47,8 @@ func (h *Host) Unmap(ctx context.Context, what string, force bool) error {
 		err = rdserr.ErrShutdown
 	default:
 		m.ending = true
+		// What a start has left of that name was the same.
+		h.dropLeft(func(l *leftover) bool { return l.mapping != nil && l.mapping.ID == m.id })
 		h.work.Go(func() { // ends within seconds
 			defer h.guard.Recover(guard.Volume, nil)
 			m.end(force)
@@ -57,6 +59,7 @@ func (h *Host) Unmap(ctx context.Context, what string, force bool) error {
 		return err
 	}
 	if h.machine.Wait(Forever, m.gone, ctx.Done()) != 0 {
+		h.saver.mark() // it is not taken back
 		return rdserr.With(rdserr.ErrTimeout, "mapping %s is on its way out", m.id)
 	}
 	h.ev.add(Event{Kind: EventMapping, Role: RoleClient, Session: m.spec.Session, Mapping: m.id, State: StateUnmapped, Text: "mapping " + m.id + " has ended"})

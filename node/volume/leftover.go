@@ -58,6 +58,11 @@ func (l *leftover) called(what string) bool {
 func (h *Host) forgetLeft(is func(l *leftover) bool) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	return h.dropLeft(is)
+}
+
+// dropLeft is forgetLeft with mu held.
+func (h *Host) dropLeft(is func(l *leftover) bool) bool {
 	n := len(h.leftovers)
 	h.leftovers = slices.DeleteFunc(h.leftovers, func(l leftover) bool { return is(&l) })
 	return len(h.leftovers) < n

@@ -120,6 +120,48 @@ func TestLimitsThatWereLoweredOnce(t *testing.T) {
 	both("ended by name", nil, nil)
 }
 
+// TestLeftAndMappedAgain: who maps again what was left, under its ID, has the same. With its end
+// nothing of it is there any more, also if its end took longer than the caller waited.
+func TestLeftAndMappedAgain(t *testing.T) {
+	for _, waits := range []bool{true, false} {
+		port := freePort(t)
+		server, client := newServerNode(t, port), newClientNode(t, port)
+		server.start()
+		client.start()
+		mustExport(t, server.h, file(t, "first", 8<<20))
+		mustExport(t, server.h, file(t, "disk", 8<<20))
+		first := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "first", Persist: true})
+		data := MapSpec{ID: "data", Node: server.node(), Name: "disk", Persist: true}
+		mustMap(t, client.h, data)
+		client.stop()
+		client.cfg.MaxMappings = 1
+		client.start()
+		if i, err := client.h.Mapping("data"); err != nil || i.State != StateInit {
+			t.Fatalf("there is no room: %+v, %v", i, err)
+		}
+		if err := client.h.Unmap(testCtx(t), first.ID, true); err != nil {
+			t.Fatal(err)
+		}
+		mustMap(t, client.h, data)
+		ctx, cancel := context.WithCancel(testCtx(t))
+		if !waits {
+			cancel()
+		}
+		if err := client.h.Unmap(ctx, "data", true); waits && err != nil {
+			t.Fatal(err)
+		}
+		cancel()
+		eventually(t, "it has ended", func() bool { return len(client.h.Mappings()) == 0 || waits })
+		if l := client.h.Mappings(); len(l) > 0 {
+			t.Errorf("unmapped: %+v", l)
+		}
+		eventually(t, "it is not in the state", func() bool {
+			st, err := client.h.store.read()
+			return err == nil && len(st.Mappings) == 0
+		})
+	}
+}
+
 // TestLeftByAStartOfTheMachine: what there was no room for after a start of the machine has no users,
 // and none at the next start of the daemon either.
 func TestLeftByAStartOfTheMachine(t *testing.T) {
