@@ -197,7 +197,8 @@ func volumeAlerts() []Alert {
 			"Nobody can use the export {{ $labels.export }} of {{ $labels.instance }}: its file or device could not be opened.",
 			`
 ` + "`rdsd volume ls`" + ` shows its state, the log the error: the file is not there, not readable for the user of the daemon, or used by another.
-It is tried again by itself when a session asks for it.`,
+It is tried again when a session asks for it, and every 30 s until it can be opened. A store that no session asks for is not looked at;
+` + "`rdsd volume check`" + ` does that.`,
 		},
 		{
 			"RdsdVolumePathDown", `rdsd_volume_path_up{role="client"} == 0`, "2m", Warning,

@@ -44,7 +44,7 @@ type ExportInfo struct {
 	ExportSpec // Kind as it is now
 
 	Origin string
-	State  string   // "open"; "closed": the store is opened when a client comes; "failed"
+	State  string   // "open"; "closed": the store is opened when a client comes; "failed": it could not be, at the last attempt
 	Error  string   // of the store, the last; of "failed": why it could not be opened
 	Info   blk.Info // of the store; the zero value where it is not open
 	Users  []ExportUser

@@ -24,8 +24,10 @@ type export struct {
 	since  time.Time
 
 	// Guarded by Host.mu.
-	info blk.Info // when it was looked at last
-	err  error    // it could not be opened then
+	info    blk.Info  // when it was looked at last
+	err     error     // it could not be opened then
+	lost    time.Time // with err: since when
+	looking bool      // lookAgain runs
 
 	failed error // of the store, the last; told while the counters have errors
 }
@@ -54,6 +56,7 @@ func (h *Host) addExport(ctx context.Context, s ExportSpec, origin string, must 
 	}
 	x := &export{origin: origin, since: h.machine.Wall()}
 	var dev blk.Device
+	var absent error // why it cannot be opened now
 	err := h.do(ctx, s.Path, func() (err error) {
 		dev, x.info, err = h.openExport(&s)
 		return err
@@ -62,7 +65,7 @@ func (h *Host) addExport(ctx context.Context, s ExportSpec, origin string, must 
 		if must || s.Kind == KindMemory {
 			return nil, err
 		}
-		x.err = err
+		absent = err
 	}
 	x.spec = s
 	x.exp = &rnbd.Export{Name: s.Name, Path: s.Path, Volatile: s.Kind == KindMemory,
@@ -90,7 +93,12 @@ func (h *Host) addExport(ctx context.Context, s ExportSpec, origin string, must 
 		h.removeExport(x, true)
 		return nil, err
 	}
-	h.ev.add(Event{Kind: EventExport, Export: s.Name, State: "exported", Size: x.info.Size, Err: x.err, Text: "volume " + s.Name + " is exported"})
+	if absent != nil {
+		h.mu.Lock()
+		h.storeLost(x, absent)
+		h.mu.Unlock()
+	}
+	h.ev.add(Event{Kind: EventExport, Export: s.Name, State: "exported", Size: x.info.Size, Err: absent, Text: "volume " + s.Name + " is exported"})
 	return x, nil
 }
 
@@ -359,9 +367,11 @@ func (x *export) describe(open []openVolume) ExportInfo {
 	for _, o := range open {
 		if o.Export == x.exp {
 			i.use(o)
-			x.err = nil
 			x.info = i.Info
 		}
+	}
+	if i.State == "failed" {
+		i.Since = x.lost
 	}
 	i.Size = i.Info.Size
 	return i

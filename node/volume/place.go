@@ -75,11 +75,15 @@ func (s *server) opening(o *rnbd.Opening) {
 	var d blk.Device
 	var more bool
 	var err error
+	exp, _ := o.Place().(*rnbd.Export)
 	if e := s.h.guard.Do(guard.Volume, func() { d, more, err = o.Do() }); e != nil {
 		d, more, err = nil, false, e
 	}
 	if err == nil && !more {
 		d = s.h.layers(o.Name, d)
+	}
+	if exp != nil {
+		s.h.tried(exp, d, err)
 	}
 	now := s.lock(s.clock())
 	if more {

@@ -1,0 +1,82 @@
+package volume
+
+import (
+	"time"
+
+	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/internal/guard"
+	"github.com/rdsd/rdsd/rnbd"
+)
+
+// Whether the store of an export can be opened is known from the last attempt: the one at the
+// start, those of sessions, and, as long as they fail, one of the Host's own from time to time.
+// Somebody looks at what is told of a store that failed, and it may be long until a session
+// wants it. A store that nobody wants is not looked at.
+
+// lookEvery is the time between attempts of the Host's own.
+const lookEvery = 30 * time.Second
+
+// tried notes how an attempt at the store of exp has ended.
+func (h *Host) tried(exp *rnbd.Export, d blk.Device, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	x := h.exports[exp.Name]
+	if x == nil || x.exp != exp {
+		return // it is not exported any more
+	}
+	if err != nil {
+		h.storeLost(x, err)
+		return
+	}
+	x.err, x.info = nil, *d.Info()
+}
+
+// storeLost notes why the store of x cannot be opened, and has it looked at again. mu is held.
+func (h *Host) storeLost(x *export, err error) {
+	if x.err == nil {
+		x.lost = h.machine.Wall()
+	}
+	x.err = err
+	if x.looking || h.closing {
+		return
+	}
+	x.looking = true
+	h.work.Go(func() { // ends when it can be opened, is not exported any more, or the Host ends
+		defer h.guard.Recover(guard.Volume, nil)
+		h.lookAgain(x)
+	})
+}
+
+// lookAgain tries to open the store of x until somebody could.
+func (h *Host) lookAgain(x *export) {
+	for h.machine.Wait(lookEvery, h.ctx.Done()) == -1 {
+		h.mu.Lock()
+		s := x.spec
+		wanted := x.err != nil && h.exports[s.Name] == x
+		x.looking = wanted
+		h.mu.Unlock()
+		if !wanted {
+			return
+		}
+		ctx, cancel := h.machine.Timeout(h.ctx, lookEvery)
+		var info blk.Info
+		err := h.do(ctx, s.Path, func() (err error) {
+			_, info, err = h.openExport(&s)
+			return err
+		})
+		cancel()
+		h.mu.Lock()
+		switch {
+		case err == nil:
+			x.err, x.info, x.spec.Kind = nil, info, s.Kind
+			x.looking = false
+		case x.err != nil: // no session has had it meanwhile
+			x.err = err
+		}
+		h.mu.Unlock()
+		if err == nil {
+			h.log.Info("volume: the store of an export can be opened again", "export", s.Name)
+			return
+		}
+	}
+}
