@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc/credentials"
@@ -31,7 +31,7 @@ type peerCreds struct {
 	guard    *guard.Guard
 	memory   *quota.Node
 	closers  *access.Closers
-	refusals atomic.Int32 // connections that live to be told why they may not
+	refusals refusals // connections that live to be told why they may not
 }
 
 // authInfo is what handlers find in peer.FromContext.
@@ -59,18 +59,19 @@ func (c *peerCreds) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthIn
 
 // refuse lets a connection live for a moment in which every call is told why there
 // is no more for it: an error here would be a connection that breaks. With several of
-// those under way it is one. grpc would close conn then, in a goroutine of each.
+// those under way (refusals) it is one. grpc would close conn then, in a goroutine of each.
 func (c *peerCreds) refuse(conn net.Conn, id config.Identity, level credentials.SecurityLevel, err error) (net.Conn, credentials.AuthInfo, error) {
-	if c.refusals.Add(1) > maxRefusals {
-		c.refusals.Add(-1)
+	if !c.refusals.begin(id.UID) {
 		c.closers.Close(id.UID, conn)
 		return nil, nil, credentials.ErrConnDispatched
 	}
 	account := c.memory.Account(quota.User(id.UID)) // for what it sends meanwhile
 	var end *time.Timer
-	k := c.calls.wrap(c.measured(conn, id), id, account, func() { end.Stop(); c.refusals.Add(-1); account.Close() })
+	told := sync.OnceFunc(c.refusals.told)
+	k := c.calls.wrap(c.measured(conn, id), id, account, func() { end.Stop(); told(); c.refusals.ended(id.UID); account.Close() })
 	end = time.AfterFunc(refusedLife, func() {
 		defer c.guard.Recover(guard.Call, nil)
+		told() // the close may stand still
 		c.calls.part(k, func() {})
 	})
 	return k, authInfo{credentials.CommonAuthInfo{SecurityLevel: level}, id, base.NoDescriptors(err)}, nil
@@ -83,9 +84,6 @@ func (f *Front) Closing() int { return f.closers.Waiting() }
 func (c *peerCreds) measured(conn net.Conn, id config.Identity) net.Conn {
 	return toll.Wrap(conn, func(why error) { c.calls.count.CostlyClient(c.calls.log, id, why) })
 }
-
-// maxRefusals bounds the connections that are being told why they are not served.
-const maxRefusals = 4
 
 // closedAtOnce bounds the threads that connections can hold which are not even told.
 const closedAtOnce = 256

@@ -5,6 +5,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"sync"
 	"testing"
 	"time"
 
@@ -53,8 +54,61 @@ func TestSoManyAreTold(t *testing.T) {
 		}
 	}
 	told[0].Close()
-	await.Until(t, 10*time.Second, "it is closed", func() bool { return c.refusals.Load() < maxRefusals })
-	if _, err := refuse(); err != nil {
-		t.Errorf("after one had ended: %v", err)
+	await.Until(t, 10*time.Second, "it is closed", func() bool {
+		_, err := refuse()
+		return err == nil
+	})
+}
+
+// slowClose is a connection whose close stands still until it is let go.
+type slowClose struct {
+	net.Conn
+	let chan struct{}
+}
+
+func (c slowClose) Close() error {
+	<-c.let
+	return c.Conn.Close()
+}
+
+// TestRefusedThatStandStill: connections whose close stands still are no more in the way of what others
+// are told than others are. Their user is told nothing until one of them has ended.
+func TestRefusedThatStandStill(t *testing.T) {
+	memory := quota.New(1<<20, nil)
+	table := &callTable{log: slog.New(slog.DiscardHandler), count: &base.Counters{}, conns: map[*callConn]struct{}{}}
+	c := &peerCreds{calls: table, guard: &guard.Guard{}, memory: memory, closers: access.NewClosers(nil, 1)}
+	let := make(chan struct{})
+	release := sync.OnceFunc(func() { close(let) })
+	defer release()
+	told := func(uid uint32) bool {
+		mine, theirs := net.Pipe()
+		t.Cleanup(func() { theirs.Close() })
+		conn, _, err := c.refuse(slowClose{mine, let}, config.Identity{UID: uid}, credentials.NoSecurity, errors.New("no more"))
+		if err != nil {
+			return false
+		}
+		conn.Close()
+		return true
 	}
+	for range maxRefusals {
+		if !told(7) {
+			t.Fatal("one of the first is not told")
+		}
+	}
+	await.Until(t, 10*time.Second, "another user is told", func() bool { return told(8) })
+	if told(7) {
+		t.Error("a user whose connections stand still is told all the same")
+	}
+	hold := func(n int) { // as if so many more users had one that stands still
+		c.refusals.mu.Lock()
+		defer c.refusals.mu.Unlock()
+		c.refusals.held += n
+	}
+	hold(heldRefusals)
+	if told(9) {
+		t.Error("more stand still than may")
+	}
+	hold(-heldRefusals)
+	release()
+	await.Until(t, 10*time.Second, "the first user is told again", func() bool { return told(7) })
 }
