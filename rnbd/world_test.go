@@ -403,7 +403,6 @@ func (e *end) Each(f func(r *rtrs.Req)) {
 	}
 }
 
-// Recall is Cancel: nothing here is on a path that was lost.
 func (e *end) Recall(now time.Duration, r *rtrs.Req, err error) bool { return e.Cancel(now, r, err) }
 
 func (e *end) Cancel(now time.Duration, r *rtrs.Req, err error) bool {

@@ -48,7 +48,7 @@ func (l *Closers) Close(uid uint32, c io.Closer) {
 		u.fresh = append(u.fresh, k)
 		if !u.ending {
 			u.ending = true
-			go l.end(u)
+			go l.tell(u)
 		}
 	}
 	u.waits = append(u.waits, c)
@@ -56,9 +56,9 @@ func (l *Closers) Close(uid uint32, c io.Closer) {
 	l.start(uid, u)
 }
 
-// end tells clients of one user that their connections are over, until there are no more. One that is closed
+// tell tells clients of one user that their connections are over, until there are no more. One that is closed
 // meanwhile has told its client.
-func (l *Closers) end(u *userClosers) {
+func (l *Closers) tell(u *userClosers) {
 	defer l.guard.Recover(guard.Accept, func(error) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
