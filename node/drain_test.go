@@ -1,7 +1,17 @@
 package node
 
 import (
+	"net/netip"
+	"strings"
 	"testing"
+	"time"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/await"
+	"github.com/rdsd/rdsd/node/client"
+	"github.com/rdsd/rdsd/node/config"
+	"github.com/rdsd/rdsd/node/datagram"
+	"github.com/rdsd/rdsd/rds"
 )
 
 // TestDrainKeepsPorts: an end that is asked for is no unbind: what clients had bound is held
@@ -36,4 +46,98 @@ func TestDrainKeepsPorts(t *testing.T) {
 	})
 	lives(2, func(n *Node) {})
 	lives(2, func(n *Node) {})
+}
+
+// stoppable is a node of the given RDS port that its test stops.
+func stoppable(t *testing.T, port uint16, change func(*config.Config)) (n *Node, cfg *config.Config, stop func() error) {
+	t.Helper()
+	cfg = testConfig(t)
+	cfg.RDS.Addresses, cfg.RDS.Port = []netip.Addr{loopbackAddr()}, port
+	if change != nil {
+		change(cfg)
+	}
+	n, err := New(cfg, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n, cfg, startNode(t, n)
+}
+
+// reading is a socket whose client has given credit for so many datagrams.
+func reading(t *testing.T, cfg *config.Config, port uint16, credit uint32) *testSocket {
+	t.Helper()
+	b := &rdsdv1.Bind{}
+	b.SetLocal(client.EndpointPB(endpointOf(cfg, port)))
+	b.SetRecvBufferBytes(4096)
+	b.SetInitialCreditDatagrams(credit)
+	b.SetInitialCreditBytes(uint64(credit) << 20)
+	return mustBind(t, cfg, b)
+}
+
+// readOn reads until the stream ends.
+func (s *testSocket) readOn() {
+	for {
+		if _, err := s.stream.Recv(); err != nil {
+			return
+		}
+	}
+}
+
+// TestDrainFailsNothing: what peers have for a slow reader, and go on sending to a quick one, is no
+// datagram for a port that nobody has when the reader's daemon stops in order.
+func TestDrainFailsNothing(t *testing.T) {
+	port := freePort(t)
+	from, fromCfg, _ := stoppable(t, port, nil)
+	to, toCfg, stop := stoppable(t, port, nil)
+	slow := reading(t, toCfg, 4300, 0)
+	quick := mustBind(t, toCfg, bindTo(toCfg.RDS.Addresses[0], 4301))
+	s := mustBind(t, fromCfg, bindTo(fromCfg.RDS.Addresses[0], 0))
+	large := strings.Repeat("x", 3000)
+	await.Until(t, 20*time.Second, "the port is congested", func() bool {
+		s.send(batchOf(1, slow.local, large))
+		return len(want(s, asResult).GetErrors()) > 0
+	})
+	wait := batchOf(2, slow.local, large, large, large)
+	wait.SetWait(true)
+	s.send(wait)
+	ended := make(chan struct{})
+	go func() { // the quick one reads until the end
+		defer close(ended)
+		quick.readOn()
+	}()
+	go s.readOn() // ends with the test
+	sends := make(chan struct{})
+	go func() {
+		defer close(sends)
+		for {
+			select {
+			case <-ended:
+				return
+			default:
+				s.send(batchOf(3, quick.local, "y"))
+				time.Sleep(100 * time.Microsecond)
+			}
+		}
+	}()
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	<-sends
+	h := from.hosts.Locals()[0]
+	await.Until(t, 10*time.Second, "the link is down", func() bool {
+		e, _ := h.Lock()
+		defer h.Unlock()
+		pe := e.Known(toCfg.RDS.Addresses[0])
+		return pe != nil && !pe.Conn().Up()
+	})
+	h.EachSocket(func(_ *rds.Engine, s *rds.Socket) {
+		if st := s.Info().Stats; st.Failed != 0 || st.Accepted == 0 {
+			t.Errorf("the sender: %+v", st)
+		}
+	})
+	var shot datagram.Snapshot
+	to.hosts.Read(&shot)
+	if n := shot.Counters.RefuseNoPort; n != 0 {
+		t.Errorf("%d datagrams were refused for want of a port", n)
+	}
 }

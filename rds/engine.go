@@ -101,8 +101,9 @@ type Engine struct {
 	now   time.Duration // of the current step
 	// tracer is told of every stage of messages; nil: nobody traces. It stands beside now, which each
 	// step writes, so that looking whether there is one reads nothing more (trace.go).
-	tracer Tracer
-	tally  tally // memory of the node taken by the current step, told to others when it ends
+	tracer  Tracer
+	leaving bool  // Leave was called: nothing is placed any more
+	tally   tally // memory of the node taken by the current step, told to others when it ends
 
 	// Sockets (socket.go).
 

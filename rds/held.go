@@ -5,11 +5,12 @@ import (
 	"slices"
 	"time"
 
+	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
-// heldPorts are ports that were bound when the former incarnation of the daemon ended, kept
-// for their owners for a moment: applications come back within milliseconds or seconds,
+// heldPorts are ports that were bound when the former incarnation of the daemon ended, or this
+// one does (Leave), kept for their owners for a moment: applications come back within milliseconds or seconds,
 // while links come back at once. Until a port is bound again, or the time is over, it
 // counts as congested and has no room: senders wait, an rdsd is refused and sends again,
 // the link of a kernel, which cannot be refused anything, is not read on. Without that,
@@ -38,6 +39,29 @@ func (e *Engine) Hold(now time.Duration, ports map[uint16]uint32, until time.Dur
 		e.congest(now, port)
 	}
 	e.arm(&e.held.tm, (*heldTicker)(e), until)
+}
+
+// Leave is for the end of the daemon's life. What is placed from here on might never be read, and its
+// sender would believe it delivered: every port is congested and has no room, whatever is read. A port
+// that is closed, by whomever, stays so and is held for its user, for whom the next life holds it: a
+// final outcome for what is sent to it would be wrong as soon as that life begins. Ports that are held
+// already are not given up.
+func (e *Engine) Leave(now time.Duration) {
+	if e.leaving {
+		return
+	}
+	e.leaving, e.held.until = true, conn.Never
+	for _, s := range e.Sockets() {
+		s.mark(now)
+	}
+}
+
+// leaves holds the port of a socket that is closed after Leave. Nobody is told that it was closed.
+func (h *heldPorts) leaves(s *Socket) {
+	if h.owner == nil {
+		h.owner = map[uint16]uint32{}
+	}
+	h.owner[s.port] = s.opt.UID
 }
 
 // Held is how many ports wait for their owners.
@@ -102,12 +126,12 @@ func (t *heldTicker) tick(now time.Duration) {
 			done = append(done, port)
 		}
 		h.owner = nil
-	} else if len(h.owner) > 0 {
+	} else if len(h.owner) > 0 && h.until != conn.Never {
 		e.arm(&h.tm, t, h.until)
 	}
 	for _, port := range done {
-		// The new owner's socket may be congested by itself by now.
-		if s := e.socks[port]; s == nil || !s.congested {
+		// The new owner's socket may be congested by itself by now, or closed and its port held again.
+		if s := e.socks[port]; !h.has(port) && (s == nil || !s.congested) {
 			e.clear(now, port)
 		}
 	}

@@ -82,3 +82,88 @@ func TestHeldPorts(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// After Leave nothing is placed and nothing has a final outcome: ports are congested whatever is
+// read, and what is closed is held, not unbound.
+func TestLeave(t *testing.T) {
+	cfg := DefaultConfig()
+	e := NewEngine(&cfg, netip.MustParseAddr("10.0.0.1"), rand.New(rand.NewSource(1)))
+	var told []string
+	e.OnPorts(func(port uint16, uid uint32, bound bool) { told = append(told, fmt.Sprint(port, uid, bound)) })
+	now := time.Second
+	e.Begin(now)
+	e.Hold(now, map[uint16]uint32{4003: 9}, 4*time.Second)
+	pe, err := e.Peer(netip.MustParseAddr("10.0.0.2"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	offer := func(port uint16) conn.Verdict {
+		return pe.Deliver(conn.Arrival{Seq: 1, SPort: 9, DPort: port, Train: wire.One([]byte("x"))})
+	}
+	bind := func(port uint16) *Socket {
+		s, err := e.Bind(port, SocketOptions{UID: 7, RcvBufBytes: 4096})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	slow, quick, gone, sender := bind(4000), bind(4001), bind(4002), bind(5000)
+	to := slow.Addr()
+	for !slow.congested {
+		if err := sender.Send(now, to, make([]byte, 1000), 1, Reported); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if queued, err := sender.SendWait(now, to, []byte("x"), 2, Reported, 0, nil); !queued {
+		t.Fatalf("a send to a congested port: %v", err)
+	}
+	if got := offer(4001); got != conn.Placed {
+		t.Errorf("before Leave: %v", got)
+	}
+	gone.Close(now)
+	e.Leave(now)
+	e.Leave(now)
+	if got := offer(4002); got != conn.NoPort {
+		t.Errorf("what was closed before Leave: %v", got)
+	}
+	look := func(when string, ports ...uint16) {
+		t.Helper()
+		for _, port := range ports {
+			if got := offer(port); got != conn.NoRoom || !e.cmap.Congested(port) {
+				t.Errorf("%s port %d: %v, congested %v", when, port, got, e.cmap.Congested(port))
+			}
+		}
+		e.holds(t)
+	}
+	look("bound", 4000, 4001, 4003)
+	for _, s := range []*Socket{slow, quick} {
+		for d, ok := s.Queue().Recv(); ok; d, ok = s.Queue().Recv() {
+			d.Release()
+		}
+		s.ReadAll(now)
+		if n := s.Info().RecvN; n != 0 {
+			t.Errorf("%d unread", n)
+		}
+	}
+	look("read", 4000, 4001)
+	slow.Close(now)
+	quick.Close(now)
+	late := bind(4001) // it was about to when the stop began
+	late.Close(now)
+	e.Tick(time.Minute)
+	e.End()
+	look("closed", 4000, 4001, 4003)
+	if i := sender.Info(); i.Waiting != 1 || i.Stats.Failed != 0 || len(sender.SendsDone(nil)) != 0 {
+		t.Errorf("the sender: %+v", i)
+	}
+	if len(e.full) != 1 {
+		t.Errorf("%d peers wait for room, want the one that found none", len(e.full))
+	}
+	want := []string{"4000 7 true", "4001 7 true", "4002 7 true", "5000 7 true", "4002 7 false", "4001 7 true"}
+	if !slices.Equal(told, want) {
+		t.Errorf("told %q, want %q", told, want)
+	}
+	if e.Held() != 3 {
+		t.Errorf("%d ports are held", e.Held())
+	}
+}

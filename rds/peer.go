@@ -152,7 +152,7 @@ func (pe *Peer) Deliver(a conn.Arrival) conn.Verdict {
 	} else if s != nil {
 		v = s.place(pe, a)
 	} else if pe.e.held.has(a.DPort) {
-		v = conn.NoRoom // until its owner is back
+		v = conn.NoRoom // until its owner is back, or for good (Leave)
 	}
 	if pe.e.tracer != nil {
 		pe.tracePlaced(a, v)

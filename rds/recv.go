@@ -32,7 +32,7 @@ func (s *Socket) place(from *Peer, a conn.Arrival) conn.Verdict {
 	cost := arrivalBytes(t)
 	// Refused, an rdsd keeps it and a kernel's link pauses: nothing is dropped. The soft limit
 	// is not asked here, for senders that have not heard of it yet are not to blame.
-	if s.mem+cost > s.hard {
+	if s.mem+cost > s.hard || e.leaving {
 		s.full(e.now)
 		return conn.NoRoom
 	}
@@ -164,7 +164,7 @@ func (s *Socket) updateWantRoom() {
 func (s *Socket) unmark(now time.Duration) {
 	// Half, as in the kernel (net/rds/recv.c, rds_recv_rcvbuf_delta): a port that changed
 	// its state with each datagram would be told to every peer each time.
-	if s.congested && s.recvWaitAt == 0 && (s.queued < s.soft()/2 || s.unread == 0) && s.roomy() {
+	if s.congested && !s.e.leaving && s.recvWaitAt == 0 && (s.queued < s.soft()/2 || s.unread == 0) && s.roomy() {
 		s.congested = false
 		s.updateWantRoom()
 		s.e.clear(now, s.port)
@@ -199,8 +199,12 @@ func (s *Socket) ReadAll(now time.Duration) {
 	e.runDeferred(now)
 }
 
-// roomAgain lets kernel links go on that stopped before a full receiver.
+// roomAgain lets kernel links go on that stopped before a full receiver. After Leave there is
+// no room for what they hold.
 func (e *Engine) roomAgain() {
+	if e.leaving {
+		return
+	}
 	l := e.full
 	e.full = nil
 	for _, pe := range l {

@@ -50,6 +50,11 @@ func (e *Engine) holds(t testing.TB) {
 	if !resumed {
 		t.Errorf("%d peers wait for room, and every socket has some", len(e.full))
 	}
+	for port := range e.held.owner { // nobody sends there, and looks whether it is held
+		if !e.cmap.Congested(port) {
+			t.Errorf("port %d is held, and not congested", port)
+		}
+	}
 	named := map[uint32]int{}
 	for _, pe := range e.order {
 		if pe.origin.named && !pe.answered {

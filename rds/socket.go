@@ -324,7 +324,11 @@ func (s *Socket) Close(now time.Duration) {
 	delete(e.socks, s.port)
 	e.bound = leave(e.bound, s.boundAt, func(o *Socket, at int) { o.boundAt = at })
 	e.rest.add(s.port)
-	e.held.tellClosed(s.port, s.opt.UID)
+	if e.leaving {
+		e.held.leaves(s)
+	} else {
+		e.held.tellClosed(s.port, s.opt.UID)
+	}
 	if e.lastSock == s {
 		e.lastSock = nil
 	}
@@ -352,9 +356,13 @@ func (s *Socket) Close(now time.Duration) {
 	}
 	s.hold(-s.mem)
 	s.mem, s.queued = 0, 0
+	switch {
+	case e.leaving:
+		s.congested = false
+		e.congest(now, s.port) // one that was bound after Leave was not
 	// The port is unbound now: a peer that sends there has to be refused for that reason,
 	// and must not wait for a reader.
-	if s.congested {
+	case s.congested:
 		s.congested = false
 		e.clear(now, s.port)
 	}

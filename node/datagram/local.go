@@ -307,13 +307,16 @@ func (h *Local) stop() {
 	_, now := h.Lock()
 	h.closed = true
 	h.e.Shutdown(now)
-	var links []*laneLink
+	var links, stuck []*laneLink
 	var unstarted int
 	for _, pe := range h.e.Peers() {
 		pe.Conn().EachLane(func(p *conn.Lane) {
 			l := h.laneOf(p)
 			for _, k := range append([]*laneLink(nil), l.links...) {
 				links = append(links, k)
+				if k.held > 0 && h.leaving {
+					stuck = append(stuck, k)
+				}
 				if k.attempt != p.Attempt() { // parked
 					l.remove(k)
 					k.identified()
@@ -328,6 +331,9 @@ func (h *Local) stop() {
 	h.Unlock()
 	for _, k := range links {
 		k.link.Close()
+	}
+	for _, k := range stuck { // nothing makes room for what they hold any more
+		k.link.Abort()
 	}
 	h.links.Add(-unstarted)
 	// A link whose receiver stays full would never be read to its end.

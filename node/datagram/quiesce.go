@@ -20,18 +20,26 @@ const (
 // has forgotten what our TCP acknowledged: our side is shut, and what it has sent
 // is read to its end and placed. What it does not get rid of it keeps for the next
 // daemon; nothing listens any more, and nothing is dialled.
+//
+// Links of rdsds stay until Close. When kernels' are read nothing more is placed: an rdsd keeps
+// what it has for the next life, as for ports that are held.
 func (a *Host) Quiesce(ctx context.Context) {
-	defer a.ports.freeze() // what is closed from here on is bound again in the next life
 	any := false
 	for _, h := range a.list {
 		any = h.leave() || any
 	}
-	if !any {
-		return
-	}
 	end, cancel := context.WithTimeout(ctx, quiesceTime)
 	awaitAll(end, func(h *Local) bool { return h.foreign() == 0 }, a.list)
 	cancel()
+	for _, h := range a.list {
+		e, now := h.Lock()
+		e.Leave(now)
+		h.Unlock()
+	}
+	a.ports.freeze() // what is closed from here on is bound again in the next life
+	if !any {
+		return
+	}
 	end, cancel = context.WithTimeout(ctx, readTime)
 	awaitAll(end, func(h *Local) bool { return h.unread() == 0 }, a.list)
 	cancel()

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -433,6 +434,37 @@ func TestSeamLeave(t *testing.T) {
 	if s.p.dialled() != dials {
 		t.Error("dialled on the way out")
 	}
+}
+
+// TestSeamLeaveStuck: the link of a kernel that a receiver's want of room keeps unread at the end
+// gets no room any more, and nobody waits for its end.
+func TestSeamLeaveStuck(t *testing.T) {
+	s := newSeam(t, func(c *rds.Config) { c.HardFactor = 0 })
+	k := s.bind(rds.SocketOptions{RcvBufBytes: 4096})
+	l := s.kernel(k)
+	big := string(make([]byte, 512<<10))
+	err := error(nil)
+	for seq := uint64(2); err == nil; seq++ {
+		err = l.bring(t, frameOf(9, k.Addr().Port(), seq, big))
+	}
+	l.mu.Lock()
+	l.mute = true
+	l.mu.Unlock()
+	s.a.Quiesce(context.Background())
+	e, now := s.h.Lock()
+	k.Close(now)
+	s.h.Unlock()
+	if _, n, _, _ := l.state(); n != 0 || e.Held() != 1 {
+		t.Errorf("the link goes on %d times; %d ports are held", n, e.Held())
+	}
+	begun, stopped := time.Now(), make(chan struct{})
+	go func() { s.h.stop(); close(stopped) }()
+	s.until("the link is aborted", func() bool { _, _, c, _ := l.state(); return slices.Contains(c, false) })
+	if d := time.Since(begun); d > stopPatience/2 {
+		t.Errorf("it is waited for, %v", d)
+	}
+	l.end(net.ErrClosed)
+	<-stopped
 }
 
 // TestSeamAddressLost: what an address that is gone has sent and nobody acknowledged
