@@ -270,17 +270,17 @@ func (n *Node) drain(page *service.Page) {
 	n.services.SetServing(false)
 	n.clients.Refuse(base.ErrDraining)
 	n.core.Drain(ctx)
-	// What is left has a moment to say goodbye: a stream's Closing message, a
-	// scrape of the last counters.
-	end, cancelEnd := context.WithTimeout(context.Background(), time.Second)
-	defer cancelEnd()
 	if n.hosts != nil {
-		n.hosts.Quiesce(ctx)
+		n.hosts.Quiesce()
 	}
 	close(n.deps.Stopping)
 	n.clients.Finish(base.ErrDraining)
 	n.stopVolumes(ctx)
 	n.clients.Stop()
+	// What is left has a moment to say goodbye: a stream's Closing message, a
+	// scrape of the last counters.
+	end, cancelEnd := context.WithTimeout(context.Background(), time.Second)
+	defer cancelEnd()
 	n.services.Stop(end)
 	n.core.Close()
 	if page != nil {

@@ -103,7 +103,7 @@ func (w *world) start(t *testing.T) (stop func()) {
 		defer cancel()
 		w.clients.Refuse(base.ErrDraining)
 		w.hosts.Drain(ctx)
-		w.hosts.Quiesce(ctx)
+		w.hosts.Quiesce()
 		close(d.Stopping)
 		w.clients.Finish(base.ErrDraining)
 		w.clients.Stop()

@@ -23,12 +23,14 @@ const (
 //
 // Links of rdsds stay until Close. When kernels' are read nothing more is placed: an rdsd keeps
 // what it has for the next life, as for ports that are held.
-func (a *Host) Quiesce(ctx context.Context) {
+//
+// Its time is its own: one datagram for a node that is gone uses up all that Drain has.
+func (a *Host) Quiesce() {
 	any := false
 	for _, h := range a.list {
 		any = h.leave() || any
 	}
-	end, cancel := context.WithTimeout(ctx, quiesceTime)
+	end, cancel := context.WithTimeout(context.Background(), quiesceTime)
 	awaitAll(end, func(h *Local) bool { return h.foreign() == 0 }, a.list)
 	cancel()
 	for _, h := range a.list {
@@ -40,7 +42,7 @@ func (a *Host) Quiesce(ctx context.Context) {
 	if !any {
 		return
 	}
-	end, cancel = context.WithTimeout(ctx, readTime)
+	end, cancel = context.WithTimeout(context.Background(), readTime)
 	awaitAll(end, func(h *Local) bool { return h.unread() == 0 }, a.list)
 	cancel()
 }

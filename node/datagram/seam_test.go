@@ -418,7 +418,7 @@ func TestSeamLeave(t *testing.T) {
 		t.Errorf("%d unread datagrams", n)
 	}
 	dials := s.p.dialled()
-	s.a.Quiesce(context.Background())
+	s.a.Quiesce()
 	if _, _, c, _ := l.state(); len(c) == 0 || !c[0] {
 		t.Errorf("the kernel's link was closed %v", c)
 	}
@@ -436,6 +436,24 @@ func TestSeamLeave(t *testing.T) {
 	}
 }
 
+// TestSeamLeaveLate: a kernel's link that is read to its end a moment later is waited for.
+func TestSeamLeaveLate(t *testing.T) {
+	s := newSeam(t, nil)
+	l := s.kernel(s.bind(rds.SocketOptions{}))
+	l.mu.Lock()
+	l.mute = true
+	l.mu.Unlock()
+	go func() {
+		s.until("the link is closed", func() bool { _, _, c, _ := l.state(); return len(c) > 0 })
+		time.Sleep(50 * time.Millisecond)
+		l.end(net.ErrClosed)
+	}()
+	s.a.Quiesce()
+	if n := s.h.foreign(); n != 0 {
+		t.Errorf("%d links of kernels are left", n)
+	}
+}
+
 // TestSeamLeaveStuck: the link of a kernel that a receiver's want of room keeps unread at the end
 // gets no room any more, and nobody waits for its end.
 func TestSeamLeaveStuck(t *testing.T) {
@@ -450,7 +468,7 @@ func TestSeamLeaveStuck(t *testing.T) {
 	l.mu.Lock()
 	l.mute = true
 	l.mu.Unlock()
-	s.a.Quiesce(context.Background())
+	s.a.Quiesce()
 	e, now := s.h.Lock()
 	k.Close(now)
 	s.h.Unlock()

@@ -1,11 +1,9 @@
 package service
 
 import (
-	"context"
 	"log/slog"
 	"net"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
@@ -77,9 +75,7 @@ func startWorld(t *testing.T, change func(*config.Config)) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
-		w.hosts.Quiesce(ctx)
+		w.hosts.Quiesce()
 		close(w.deps.Stopping)
 		w.hosts.Close()
 	})
