@@ -2,6 +2,7 @@ package node
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -139,5 +140,50 @@ func TestDrainFailsNothing(t *testing.T) {
 	to.hosts.Read(&shot)
 	if n := shot.Counters.RefuseNoPort; n != 0 {
 		t.Errorf("%d datagrams were refused for want of a port", n)
+	}
+}
+
+// TestDrainIsRead: what was reported as delivered gets to a client that reads slowly, as a moment
+// allows, although no datagram is under way any more and no kernel is there.
+func TestDrainIsRead(t *testing.T) {
+	_, cfg, stop := stoppable(t, freePort(t), func(c *config.Config) { c.API.DrainTimeout = config.Duration{} })
+	const datagrams = 100
+	r := reading(t, cfg, 4300, 0)
+	s := mustBind(t, cfg, bindTo(cfg.RDS.Addresses[0], 0))
+	s.send(batchOf(1, r.local, slices.Repeat([]string{"x"}, datagrams)...))
+	if got := resultString(want(s, asResult)); got != "id 1 accepted 100" {
+		t.Fatal(got)
+	}
+	ended := make(chan struct{})
+	go func() { // grants until the stream ends
+		for {
+			select {
+			case <-ended:
+				return
+			case <-time.After(10 * time.Millisecond):
+			}
+			c := &rdsdv1.Credit{}
+			c.SetDatagrams(5)
+			c.SetBytes(1000)
+			m := &rdsdv1.ClientMessage{}
+			m.SetCredit(c)
+			if r.stream.Send(m) != nil {
+				return
+			}
+		}
+	}()
+	stopped := make(chan error, 1)
+	go func() { stopped <- stop() }()
+	n := 0
+	for {
+		m, err := r.stream.Recv()
+		if err != nil {
+			break
+		}
+		n += len(m.GetRecv().GetLength())
+	}
+	close(ended)
+	if err := <-stopped; err != nil || n != datagrams {
+		t.Errorf("%d of %d datagrams got to their reader; stopped with %v", n, datagrams, err)
 	}
 }

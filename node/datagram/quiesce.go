@@ -12,7 +12,7 @@ var errLeaving = errors.New("the daemon is shutting down")
 
 const (
 	quiesceTime = 1500 * time.Millisecond // for links of kernels to be read to their end
-	readTime    = 500 * time.Millisecond  // for applications to read what that brought
+	readTime    = 500 * time.Millisecond  // for applications to read what has been placed
 	quiesceLook = 2 * time.Millisecond
 )
 
@@ -22,13 +22,13 @@ const (
 // daemon; nothing listens any more, and nothing is dialled.
 //
 // Links of rdsds stay until Close. When kernels' are read nothing more is placed: an rdsd keeps
-// what it has for the next life, as for ports that are held.
+// what it has for the next life, as for ports that are held. What is placed was reported as
+// delivered, and goes with the daemon if it is not read.
 //
 // Its time is its own: one datagram for a node that is gone uses up all that Drain has.
 func (a *Host) Quiesce() {
-	any := false
 	for _, h := range a.list {
-		any = h.leave() || any
+		h.leave()
 	}
 	end, cancel := context.WithTimeout(context.Background(), quiesceTime)
 	awaitAll(end, func(h *Local) bool { return h.foreign() == 0 }, a.list)
@@ -39,9 +39,6 @@ func (a *Host) Quiesce() {
 		h.Unlock()
 	}
 	a.ports.freeze() // what is closed from here on is bound again in the next life
-	if !any {
-		return
-	}
 	end, cancel = context.WithTimeout(context.Background(), readTime)
 	awaitAll(end, func(h *Local) bool { return h.unread() == 0 }, a.list)
 	cancel()
@@ -62,8 +59,8 @@ func awaitAll(ctx context.Context, done func(*Local) bool, list []*Local) {
 }
 
 // leave ends the listening and the links to kernels, and to peers that may be
-// some; it reports whether there was any.
-func (h *Local) leave() (any bool) {
+// some.
+func (h *Local) leave() {
 	h.mu.Lock()
 	l := h.listener
 	h.mu.Unlock()
@@ -79,11 +76,10 @@ func (h *Local) leave() (any bool) {
 		var drop []*conn.Lane
 		pe.Conn().EachLane(func(p *conn.Lane) { drop = append(drop, p) })
 		for _, p := range drop {
-			any = p.Drop(now, errLeaving) || any
+			p.Drop(now, errLeaving)
 		}
 	}
 	h.Unlock()
-	return any
 }
 
 // foreign counts links to peers that are no rdsd.
