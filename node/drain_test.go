@@ -12,6 +12,7 @@ import (
 	"github.com/rdsd/rdsd/node/client"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/node/datagram"
+	"github.com/rdsd/rdsd/node/volume"
 	"github.com/rdsd/rdsd/rds"
 )
 
@@ -47,6 +48,34 @@ func TestDrainKeepsPorts(t *testing.T) {
 	})
 	lives(2, func(n *Node) {})
 	lives(2, func(n *Node) {})
+}
+
+// TestHoldBeginsAtReady: ports are held from when their clients can bind them again, however long
+// the start waits for the stores of volumes.
+func TestHoldBeginsAtReady(t *testing.T) {
+	const hold = 200 * time.Millisecond
+	_, cfg, stop := stoppable(t, freePort(t), func(c *config.Config) { c.RDS.RestartHold = config.Duration{Duration: hold} })
+	mustBind(t, cfg, bindTo(cfg.RDS.Addresses[0], 4100))
+	mustBind(t, cfg, bindTo(cfg.RDS.Addresses[0], 4200))
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	n, err := New(cfg, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.tune = func(*volume.Deps) { time.Sleep(5 * hold) } // as a store that does not answer
+	h := n.hosts.Locals()[0]
+	held := func() int {
+		e, _ := h.Lock()
+		defer h.Unlock()
+		return e.Held()
+	}
+	startNode(t, n)
+	if n := held(); n != 2 {
+		t.Errorf("%d ports are held when their clients can bind them, want 2", n)
+	}
+	await.Until(t, 10*time.Second, "they are given up", func() bool { return held() == 0 })
 }
 
 // stoppable is a node of the given RDS port that its test stops.

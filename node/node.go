@@ -249,6 +249,9 @@ func (n *Node) serve(ctx context.Context, local, rings, remote net.Listener, pag
 
 	n.state.Store(stateServing)
 	n.services.SetServing(true)
+	if n.hosts != nil {
+		n.hosts.Serving()
+	}
 	markReady()
 	notify(n.deps.Log, daemon.SdNotifyReady)
 	n.deps.Log.Info("serving", "version", base.Version(), "socket", n.deps.Config.API.Socket, "local", n.deps.Config.RDS.Addresses, "port", n.deps.Config.RDS.Port, "pid", os.Getpid())

@@ -28,17 +28,26 @@ type heldPorts struct {
 func (e *Engine) OnPorts(f func(port uint16, uid uint32, bound bool)) { e.held.told = f }
 
 // Hold keeps ports for the users that owned them until a process of such a user binds them,
-// or until the time until. It is called once, before the first link.
+// or until the time until (Never: HoldUntil says it later). It is called once, before the first link.
 func (e *Engine) Hold(now time.Duration, ports map[uint16]uint32, until time.Duration) {
 	if len(ports) == 0 {
 		return
 	}
-	e.held.owner, e.held.until = ports, until
+	e.held.owner = ports
 	for _, port := range e.held.ports() {
 		// Before the first link: peers learn of it with the first map.
 		e.congest(now, port)
 	}
-	e.arm(&e.held.tm, (*heldTicker)(e), until)
+	e.HoldUntil(until)
+}
+
+// HoldUntil has ports that are still held then given up at the time until.
+func (e *Engine) HoldUntil(until time.Duration) {
+	h := &e.held
+	h.until = until
+	if len(h.owner) > 0 && until != conn.Never {
+		e.arm(&h.tm, (*heldTicker)(e), until)
+	}
 }
 
 // Leave is for the end of the daemon's life. What is placed from here on might never be read, and its

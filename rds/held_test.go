@@ -92,7 +92,11 @@ func TestLeave(t *testing.T) {
 	e.OnPorts(func(port uint16, uid uint32, bound bool) { told = append(told, fmt.Sprint(port, uid, bound)) })
 	now := time.Second
 	e.Begin(now)
-	e.Hold(now, map[uint16]uint32{4003: 9}, 4*time.Second)
+	e.Hold(now, map[uint16]uint32{4003: 9}, conn.Never)
+	if _, ok := e.Next(); ok {
+		t.Error("a timer runs for a hold without an end")
+	}
+	e.HoldUntil(4 * time.Second)
 	pe, err := e.Peer(netip.MustParseAddr("10.0.0.2"))
 	if err != nil {
 		t.Fatal(err)

@@ -13,6 +13,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/conn"
 )
 
 // portBook is a file in which the next life of the daemon finds the ports that are
@@ -223,8 +225,8 @@ func (b *portBook) close() {
 }
 
 // openPorts has the ports that were bound in the former life held for their owners
-// (rds.restart_hold), and writes down those of this one. It returns the kernels to
-// connect to.
+// (rds.restart_hold, from Serving on), and writes down those of this one. It returns the
+// kernels to connect to.
 func (a *Host) openPorts() bookPages {
 	file := a.deps.Config.LedgerPath()
 	hold := a.deps.Config.RDS.RestartHold.Duration
@@ -247,7 +249,7 @@ func (a *Host) openPorts() bookPages {
 		e, now := h.Lock()
 		e.OnPorts(func(port uint16, uid uint32, bound bool) { book.note(h.addr, port, uid, bound) })
 		page := held[h.addr]
-		e.Hold(now, page.ports, now+hold)
+		e.Hold(now, page.ports, conn.Never)
 		n += e.Held()
 		h.Unlock()
 	}
@@ -255,6 +257,16 @@ func (a *Host) openPorts() bookPages {
 		a.deps.Log.Info("ports are held for those who had them bound", "ports", n, "for", hold)
 	}
 	return held
+}
+
+// Serving has the ports that are held given up when rds.restart_hold is over. It is called
+// when clients can bind them: what else the start waits for may take longer than that.
+func (a *Host) Serving() {
+	for _, h := range a.list {
+		e, now := h.Lock()
+		e.HoldUntil(now + a.deps.Config.RDS.RestartHold.Duration)
+		h.Unlock()
+	}
 }
 
 // reconnect connects to the kernels that were peers before the daemon ended. Of
