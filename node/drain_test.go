@@ -53,7 +53,7 @@ func TestDrainKeepsPorts(t *testing.T) {
 // TestHoldBeginsAtReady: ports are held from when their clients can bind them again, however long
 // the start waits for the stores of volumes.
 func TestHoldBeginsAtReady(t *testing.T) {
-	const hold = 200 * time.Millisecond
+	const hold = 500 * time.Millisecond
 	_, cfg, stop := stoppable(t, freePort(t), func(c *config.Config) { c.RDS.RestartHold = config.Duration{Duration: hold} })
 	mustBind(t, cfg, bindTo(cfg.RDS.Addresses[0], 4100))
 	mustBind(t, cfg, bindTo(cfg.RDS.Addresses[0], 4200))
@@ -64,7 +64,7 @@ func TestHoldBeginsAtReady(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.tune = func(*volume.Deps) { time.Sleep(5 * hold) } // as a store that does not answer
+	n.tune = func(*volume.Deps) { time.Sleep(2 * hold) } // as a store that does not answer
 	h := n.hosts.Locals()[0]
 	held := func() int {
 		e, _ := h.Lock()
@@ -192,7 +192,7 @@ func TestDrainIsRead(t *testing.T) {
 			case <-time.After(10 * time.Millisecond):
 			}
 			c := &rdsdv1.Credit{}
-			c.SetDatagrams(5)
+			c.SetDatagrams(20)
 			c.SetBytes(1000)
 			m := &rdsdv1.ClientMessage{}
 			m.SetCredit(c)
