@@ -2,10 +2,13 @@ package service
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -20,6 +23,9 @@ import (
 const (
 	httpPerSecond = 200
 	httpAtOnce    = 400
+	// httpWaiting is how many requests of a source wait: as many as there are connections. Those
+	// beyond are of clients that have gone, which is not seen behind a body or a further request.
+	httpWaiting = maxHTTPConns
 	// httpShare is the part of the requests at work that are one source's at most.
 	httpShare = 4
 	// httpSources is how many sources are told apart.
@@ -49,6 +55,9 @@ type httpSource struct {
 	atWork int           // guarded by httpTurns.mu
 	users  int           // requests that have it; guarded by httpTurns.mu
 	pace   *rate.Limiter // of all its requests
+
+	waiting atomic.Int32  // requests that wait for the pace
+	turn    chan struct{} // full while one of them is the next; the others stand in their order
 }
 
 func newHTTPTurns(most int, source func(net.Conn) string) *httpTurns {
@@ -60,7 +69,16 @@ func (t *httpTurns) limit(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s := t.come(r)
 		defer t.leave(s)
-		if !s.wait(r.Context()) {
+		probe := r.URL.Path == "/healthz" || r.URL.Path == "/readyz"
+		switch err := s.wait(r.Context()); {
+		case errors.Is(err, errHTTPWaiting):
+			w.Header().Set("Connection", "close")
+			if !probe { // whose answer costs no more than this one
+				w.Header().Set("Retry-After", "2")
+				http.Error(w, err.Error(), http.StatusTooManyRequests)
+				return
+			}
+		case err != nil:
 			return
 		}
 		patience := httpWrite
@@ -73,7 +91,7 @@ func (t *httpTurns) limit(h http.Handler) http.Handler {
 			http.Error(w, "a request here has no body", http.StatusBadRequest)
 			return
 		}
-		if r.URL.Path != "/healthz" && r.URL.Path != "/readyz" && r.URL.Path != webpage.EventsPath {
+		if !probe && r.URL.Path != webpage.EventsPath {
 			if why := t.begin(s); why != "" {
 				w.Header().Set("Retry-After", "1")
 				http.Error(w, why, http.StatusServiceUnavailable)
@@ -102,7 +120,7 @@ func (t *httpTurns) come(r *http.Request) *httpSource {
 		}
 	}
 	if s == nil {
-		s = &httpSource{pace: rate.NewLimiter(httpPerSecond, httpAtOnce)}
+		s = &httpSource{pace: rate.NewLimiter(httpPerSecond, httpAtOnce), turn: make(chan struct{}, 1)}
 		t.of[name] = s
 	}
 	s.users++
@@ -125,20 +143,24 @@ func (t *httpTurns) leave(s *httpSource) {
 	s.users--
 }
 
-// wait waits for the pace, and reports whether the client is still there.
-func (s *httpSource) wait(ctx context.Context) bool {
-	wait := s.pace.Reserve().Delay()
-	if wait == 0 {
-		return true
+var errHTTPWaiting = fmt.Errorf("you ask more than %d times a second, and %d of your requests wait", httpPerSecond, httpWaiting)
+
+// wait waits for the pace behind the requests that came before. The error is errHTTPWaiting,
+// or says that the client has gone. Only the next one has a claim on the pace: a claim with
+// others behind it could not be given back, and who asks and goes away would have the source
+// owe time for long.
+func (s *httpSource) wait(ctx context.Context) error {
+	defer s.waiting.Add(-1)
+	if s.waiting.Add(1) > httpWaiting {
+		return errHTTPWaiting
 	}
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
-		return true
+	case s.turn <- struct{}{}:
 	case <-ctx.Done():
-		return false
+		return ctx.Err()
 	}
+	defer func() { <-s.turn }()
+	return s.pace.Wait(ctx)
 }
 
 // begin counts a request at work, or says why it may not be.

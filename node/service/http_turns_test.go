@@ -98,6 +98,56 @@ func TestSourcesGoAtTheirPace(t *testing.T) {
 	})
 }
 
+// TestWhoGoesAwayOwesNothing: requests of clients that went away, before their turn or while
+// they waited, cost those behind them nothing.
+func TestWhoGoesAwayOwesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		answered := 0
+		_, ask := turnsOfNamed(maxHTTPRequests, func(http.ResponseWriter, *http.Request) { answered++ })
+		for range httpAtOnce {
+			ask(t.Context(), "one", "/healthz")
+		}
+		asked := answered
+		gone, cancel := context.WithCancel(t.Context())
+		for range httpWaiting {
+			go ask(gone, "one", "/healthz")
+		}
+		synctest.Wait()
+		cancel()
+		synctest.Wait()
+		for range 10000 {
+			ask(gone, "one", "/healthz")
+		}
+		begun := time.Now()
+		if got := ask(t.Context(), "one", "/healthz"); got != 200 || time.Since(begun) > 10*time.Millisecond || answered != asked+1 {
+			t.Errorf("%d after %v, with %d answers to who has gone", got, time.Since(begun), answered-asked-1)
+		}
+	})
+}
+
+// TestWaitingOfASourceIsBounded: clients that go away unseen, since they sent a body or a further
+// request, have their source wait for little more than a second, and its probes are answered.
+func TestWaitingOfASourceIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, ask := turnsOfNamed(maxHTTPRequests, func(http.ResponseWriter, *http.Request) {})
+		for range httpAtOnce + 10000 {
+			go ask(t.Context(), "one", "/metrics")
+		}
+		synctest.Wait()
+		begun := time.Now()
+		for path, want := range map[string]int{"/metrics": 429, "/healthz": 200, "/readyz": 200} {
+			if got := ask(t.Context(), "one", path); got != want || time.Since(begun) != 0 {
+				t.Errorf("%s behind all that may wait: %d after %v, want %d at once", path, got, time.Since(begun), want)
+			}
+		}
+		time.Sleep(time.Second / httpPerSecond)
+		synctest.Wait()
+		if got := ask(t.Context(), "one", "/metrics"); got != 200 || time.Since(begun) > 2*time.Second {
+			t.Errorf("behind others: %d after %v", got, time.Since(begun))
+		}
+	})
+}
+
 // TestSourcesAreForgotten: a table of sources that is full is swept of those that owe nothing,
 // and has one pace for all others.
 func TestSourcesAreForgotten(t *testing.T) {
