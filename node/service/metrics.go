@@ -13,8 +13,9 @@ import (
 	"github.com/rdsd/rdsd/node/datagram"
 )
 
-// maxPeersInMetrics bounds the series one scrape can have: peers beyond it
-// (the quietest) are left out and counted in rdsd_metrics_peers_omitted.
+// maxPeersInMetrics bounds the series one scrape can have: peers beyond it (the
+// quietest, after those that datagrams wait for in vain) are left out and counted in
+// rdsd_metrics_peers_omitted.
 const maxPeersInMetrics = 256
 
 // snapshot is what the node shows of itself: what its datagrams are doing, and the
@@ -127,7 +128,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 			peersUp++
 		}
 	}
-	shown := busiest(s.Peers, maxPeersInMetrics)
+	shown := foremost(s.Peers, maxPeersInMetrics, unreached, traffic)
 	var values []uint64
 	for i := range shown {
 		p := &shown[i]

@@ -7,16 +7,26 @@ import (
 	"github.com/rdsd/rdsd/node/datagram"
 )
 
-// busiest returns the n peers with the most traffic, all of them when they are
-// no more than n.
-func busiest(peers []datagram.PeerSnapshot, n int) []datagram.PeerSnapshot {
-	if len(peers) <= n {
-		return peers
+// foremost returns the n of a list that are shown, all of them when they are no more: first what
+// is down, which alerts are about and which may never have had traffic, then the busiest. Half of
+// them go by traffic alone: who sends to many addresses that nobody has does not hide the peers
+// there are.
+func foremost[T any](list []T, n int, down func(*T) bool, traffic func(*T) uint64) []T {
+	if len(list) <= n {
+		return list
 	}
-	sorted := slices.Clone(peers)
-	slices.SortStableFunc(sorted, func(a, b datagram.PeerSnapshot) int { return cmp.Compare(traffic(&b), traffic(&a)) })
+	busiest := func(a, b T) int { return cmp.Compare(traffic(&b), traffic(&a)) }
+	sorted := slices.Clone(list)
+	slices.SortStableFunc(sorted, func(a, b T) int {
+		return cmp.Or(cmp.Compare(boolean(down(&b)), boolean(down(&a))), busiest(a, b))
+	})
+	slices.SortStableFunc(sorted[n/2:], busiest) // what is down too, if it is more than half
 	return sorted[:n]
 }
+
+// unreached reports whether datagrams wait for a peer to which no lane is up, which is what
+// RdsdPeerUnreachable says.
+func unreached(p *datagram.PeerSnapshot) bool { return !p.Up && p.QueuedBytes > 0 }
 
 // traffic orders peers: how many frames went to and came from one.
 func traffic(p *datagram.PeerSnapshot) uint64 {

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"fmt"
 	"net/http/httptest"
 	"net/netip"
 	"strings"
@@ -105,28 +106,47 @@ rdsd_peer_up{local="10.0.0.1",peer="10.0.0.4"} 0
 	}
 }
 
-// No label that an outsider can grow without bound.
+// No label that an outsider can grow without bound, and what is down, which may never have had
+// traffic, is shown first, in half of the places for sure and in no more.
 func TestMetricsPeersAreBounded(t *testing.T) {
-	var s datagram.Snapshot
-	for i := range maxPeersInMetrics + 100 {
-		p := datagram.PeerSnapshot{Local: netip.MustParseAddr("10.0.0.1"), Remote: netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})}
-		p.Counters.ReceivedFrames = uint64(i)
-		s.Peers = append(s.Peers, p)
-	}
-	n := newWorld(t, clienttest.Config(t), world{snap: s})
-	got, err := testutil.GatherAndCount(n.services.registry, "rdsd_peer_up")
-	if err != nil || got != maxPeersInMetrics {
-		t.Errorf("%d peers shown (%v), want %d", got, err, maxPeersInMetrics)
-	}
-	if err := testutil.GatherAndCompare(n.services.registry, strings.NewReader(`
+	shown := func(down int) string {
+		var s datagram.Snapshot
+		for i := range maxPeersInMetrics + 100 + down {
+			p := datagram.PeerSnapshot{Local: netip.MustParseAddr("10.0.0.1"), Remote: netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), Up: true}
+			if p.Counters.ReceivedFrames = uint64(i + 1); i >= maxPeersInMetrics+100 {
+				p.Counters.ReceivedFrames, p.Up, p.QueuedBytes = 0, false, 1
+			}
+			s.Peers = append(s.Peers, p)
+		}
+		n := newWorld(t, clienttest.Config(t), world{snap: s})
+		got, err := testutil.GatherAndCount(n.services.registry, "rdsd_peer_up")
+		if err != nil || got != maxPeersInMetrics {
+			t.Errorf("%d peers shown (%v), want %d", got, err, maxPeersInMetrics)
+		}
+		if err := testutil.GatherAndCompare(n.services.registry, strings.NewReader(fmt.Sprintf(`
 # HELP rdsd_metrics_peers_omitted Peers left out of this page because there are too many.
 # TYPE rdsd_metrics_peers_omitted gauge
-rdsd_metrics_peers_omitted 100
-`), "rdsd_metrics_peers_omitted"); err != nil {
-		t.Error(err)
+rdsd_metrics_peers_omitted %d
+`, 100+down)), "rdsd_metrics_peers_omitted"); err != nil {
+			t.Error(err)
+		}
+		w := httptest.NewRecorder()
+		promhttp.HandlerFor(n.services.registry, metricsOptions).ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+		return w.Body.String()
 	}
-	if top := busiest(s.Peers, 1); top[0].Counters.ReceivedFrames != maxPeersInMetrics+99 {
-		t.Errorf("busiest peer is %v", top[0].Remote)
+	for down, want := range map[int]int{0: 0, 3: 3, 1000: maxPeersInMetrics / 2} {
+		page, got := shown(down), 0
+		for line := range strings.Lines(page) {
+			if strings.HasPrefix(line, "rdsd_peer_up{") && strings.HasSuffix(line, " 0\n") {
+				got++
+			}
+		}
+		if got != want {
+			t.Errorf("%d of %d peers that are down are shown, want %d", got, down, want)
+		}
+		if busiest := `rdsd_peer_up{local="10.0.0.1",peer="10.0.1.99"} 1`; !strings.Contains(page, busiest) {
+			t.Errorf("beside %d that are down the busiest peer is not shown", down)
+		}
 	}
 }
 

@@ -1,7 +1,6 @@
 package service
 
 import (
-	"cmp"
 	"net"
 	"slices"
 	"strings"
@@ -15,9 +14,12 @@ import (
 )
 
 // maxVolumesInMetrics bounds exports, mappings, sessions and paths each: those
-// beyond it (the quietest) are left out and counted in
+// beyond it (the quietest, after what is down) are left out and counted in
 // rdsd_metrics_volumes_omitted.
 const maxVolumesInMetrics = 256
+
+// pathConnected is the state of a path over which requests go.
+const pathConnected = "connected"
 
 // volumeSnapshot is one look at the volumes.
 type volumeSnapshot struct {
@@ -168,7 +170,7 @@ func (c *volumeCollector) Collect(ch chan<- prometheus.Metric) {
 	for role, n := range roles {
 		p.gauge(c.sessions, float64(n), role)
 	}
-	exports := most(p, byName(s.exports), func(e *namedExports) uint64 { return e.traffic() })
+	exports := most(p, byName(s.exports), func(e *namedExports) bool { return e.failed }, func(e *namedExports) uint64 { return e.traffic() })
 	for i := range exports {
 		e := &exports[i]
 		p.gauge(c.exportOpen, boolean(e.info.State == "open"), e.info.Name)
@@ -177,7 +179,7 @@ func (c *volumeCollector) Collect(ch chan<- prometheus.Metric) {
 		p.gauge(c.exportUsers, float64(len(e.info.Users)), e.info.Name)
 		p.ops(&c.exportOps, &e.ops, e.info.Name)
 	}
-	mappings := most(p, s.mappings, (*counted[volume.MappingInfo]).traffic)
+	mappings := most(p, s.mappings, func(m *counted[volume.MappingInfo]) bool { return m.info.State != volume.StateOpen }, (*counted[volume.MappingInfo]).traffic)
 	for i := range mappings {
 		m := &mappings[i]
 		labels := []string{m.info.ID, m.info.Node, m.info.Name}
@@ -186,8 +188,18 @@ func (c *volumeCollector) Collect(ch chan<- prometheus.Metric) {
 		p.gauge(c.mappingUsers, float64(m.info.Users), labels...)
 		p.ops(&c.mappingOps, &m.ops, labels...)
 	}
-	c.collectSessions(p, most(p, s.sessions, func(i *volume.SessionInfo) uint64 { return uint64(i.InFlight) }))
-	c.collectPaths(p, most(p, s.paths, func(i *volume.PathInfo) uint64 { return i.Reads + i.Writes }))
+	c.collectSessions(p, most(p, grouped(s.sessions, sessionLabels), sessionDown, func(g *[]volume.SessionInfo) (n uint64) {
+		for _, i := range *g {
+			n += uint64(i.InFlight)
+		}
+		return n
+	}))
+	c.collectPaths(p, most(p, grouped(s.paths, pathLabels), pathDown, func(g *[]volume.PathInfo) (n uint64) {
+		for _, i := range *g {
+			n += i.Reads + i.Writes
+		}
+		return n
+	}))
 	p.gauge(c.omitted, float64(p.omitted))
 }
 
@@ -225,11 +237,29 @@ func byName(list []counted[volume.ExportInfo]) []namedExports {
 	return merged
 }
 
-func (c *volumeCollector) collectSessions(p *page, list []volume.SessionInfo) {
+func sessionLabels(s *volume.SessionInfo) []string {
+	return []string{s.Name, s.Role, addressOf(s.Peer)}
+}
+
+// pathLabels leave out the ports of a path, which are others after each reconnect.
+func pathLabels(p *volume.PathInfo) []string {
+	return []string{p.Session, p.Role, addressOf(p.Src), addressOf(p.Dst)}
+}
+
+// sessionDown and pathDown say which there should be and are not: those of clients, which go on
+// trying. Those of servers end.
+func sessionDown(g *[]volume.SessionInfo) bool {
+	return !slices.ContainsFunc(*g, func(s volume.SessionInfo) bool { return s.Up || s.Role != volume.RoleClient })
+}
+
+func pathDown(g *[]volume.PathInfo) bool {
+	return !slices.ContainsFunc(*g, func(p volume.PathInfo) bool { return p.State == pathConnected || p.Role != volume.RoleClient })
+}
+
+func (c *volumeCollector) collectSessions(p *page, list [][]volume.SessionInfo) {
 	var up, inFlight, waiting, memory, unfenced sums
-	for i := range list {
-		s := &list[i]
-		labels := []string{s.Name, s.Role, addressOf(s.Peer)}
+	for _, s := range slices.Concat(list...) {
+		labels := sessionLabels(&s)
 		up.add(boolean(s.Up), labels)
 		inFlight.add(float64(s.InFlight), labels)
 		waiting.add(float64(s.Waiting), labels)
@@ -245,19 +275,16 @@ func (c *volumeCollector) collectSessions(p *page, list []volume.SessionInfo) {
 	p.sums(c.sessionUnfenced, prometheus.CounterValue, &unfenced)
 }
 
-// collectPaths leaves out the ports of paths, which are others after each
-// reconnect; paths between the same addresses are added up.
-func (c *volumeCollector) collectPaths(p *page, list []volume.PathInfo) {
+func (c *volumeCollector) collectPaths(p *page, list [][]volume.PathInfo) {
 	var up, latency, inFlight sums
 	counters := make([]sums, len(pathCounters))
-	for i := range list {
-		t := &list[i]
-		labels := []string{t.Session, t.Role, addressOf(t.Src), addressOf(t.Dst)}
-		up.add(boolean(t.State == "connected"), labels)
+	for _, t := range slices.Concat(list...) {
+		labels := pathLabels(&t)
+		up.add(boolean(t.State == pathConnected), labels)
 		latency.atLeast(t.Latency.Seconds(), labels)
 		inFlight.add(float64(t.InFlight), labels)
 		for k := range pathCounters {
-			counters[k].add(float64(pathCounters[k].read(t)), labels)
+			counters[k].add(float64(pathCounters[k].read(&t)), labels)
 		}
 	}
 	p.sums(c.pathUp, prometheus.GaugeValue, &up)
@@ -318,16 +345,29 @@ func histOf(o *blk.OpCounts) *stats.Hist {
 	return h
 }
 
-// most is the part of a list that is shown: the busiest, in their order.
-func most[T any](p *page, list []T, traffic func(*T) uint64) []T {
-	if len(list) <= maxVolumesInMetrics {
-		return list
-	}
-	p.omitted += len(list) - maxVolumesInMetrics
-	sorted := slices.Clone(list)
-	slices.SortStableFunc(sorted, func(a, b T) int { return cmp.Compare(traffic(&b), traffic(&a)) })
-	return sorted[:maxVolumesInMetrics]
+// most is the part of a list that is shown.
+func most[T any](p *page, list []T, down func(*T) bool, traffic func(*T) uint64) []T {
+	shown := foremost(list, maxVolumesInMetrics, down, traffic)
+	p.omitted += len(list) - len(shown)
+	return shown
 }
+
+// grouped puts together what has the same labels: series of a part of them would say less than there is.
+func grouped[T any](list []T, labels func(*T) []string) (groups [][]T) {
+	at := map[string]int{}
+	for i := range list {
+		key := labelKey(texts(labels(&list[i])))
+		k, there := at[key]
+		if !there {
+			k, at[key] = len(groups), len(groups)
+			groups = append(groups, nil)
+		}
+		groups[k] = append(groups[k], list[i])
+	}
+	return groups
+}
+
+func labelKey(labels []string) string { return strings.Join(labels, "\x00") }
 
 // sums are the values of one metric by their labels; no label twice.
 type sums struct {
@@ -342,7 +382,7 @@ type sumRow struct {
 
 func (s *sums) row(labels []string) *sumRow {
 	labels = texts(labels) // names of sessions come from peers
-	key := strings.Join(labels, "\x00")
+	key := labelKey(labels)
 	i, ok := s.at[key]
 	if !ok {
 		if s.at == nil {

@@ -2,6 +2,7 @@ package service
 
 import (
 	"fmt"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	dto "github.com/prometheus/client_model/go"
 
@@ -133,7 +135,8 @@ func TestVolumeLatencies(t *testing.T) {
 	}
 }
 
-// What peers and administrators can make many of does not make the page large.
+// What peers and administrators can make many of does not make the page large, and what is down
+// is on it.
 func TestVolumeMetricsAreBounded(t *testing.T) {
 	r := volumeRegistry(func(s *volumeSnapshot) {
 		for i := range maxVolumesInMetrics + 10 {
@@ -141,16 +144,35 @@ func TestVolumeMetricsAreBounded(t *testing.T) {
 			e.info.Name = fmt.Sprint(i)
 			e.ops[blk.OpRead].Completed = uint64(i) // the quietest are left out
 			s.exports = append(s.exports, e)
-			s.sessions = append(s.sessions, volume.SessionInfo{Name: fmt.Sprint(i), Role: volume.RoleServer})
+			s.sessions = append(s.sessions, volume.SessionInfo{Name: fmt.Sprint(i), Role: volume.RoleClient, Up: true, InFlight: i})
+			m := counted[volume.MappingInfo]{info: volume.MappingInfo{State: volume.StateOpen}, ops: e.ops}
+			m.info.ID = fmt.Sprint(i)
+			s.mappings = append(s.mappings, m)
+			for port := range 2 { // of two between the same addresses the quieter one is not left out either
+				t := volume.PathInfo{Session: fmt.Sprint(i), Role: volume.RoleClient, State: pathConnected}
+				t.Src, t.Reads = fmt.Sprint("10.0.0.1:", port), uint64(i*port)
+				s.paths = append(s.paths, t)
+			}
 		}
+		s.exports[0].info.State, s.sessions[0].Up, s.mappings[0].info.State = "failed", false, volume.StateClosed
+		s.paths[0].State, s.paths[1].State, s.paths[len(s.paths)-1].State = "reconnecting", "reconnecting", "reconnecting"
 	})
-	if n, err := testutil.GatherAndCount(r, "rdsd_export_open", "rdsd_volume_session_up"); err != nil || n != 2*maxVolumesInMetrics {
+	if n, err := testutil.GatherAndCount(r, "rdsd_export_open", "rdsd_volume_session_up", "rdsd_mapping_open", "rdsd_volume_path_up"); err != nil || n != 4*maxVolumesInMetrics {
 		t.Errorf("%d series, %v", n, err)
+	}
+	w := httptest.NewRecorder()
+	promhttp.HandlerFor(r, metricsOptions).ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	for _, want := range []string{`rdsd_export_failed{export="0"} 1`, `rdsd_volume_session_up{peer="",role="client",session="0"} 0`,
+		`rdsd_mapping_open{mapping="0",node="",volume=""} 0`, `rdsd_volume_path_up{destination="",role="client",session="0",source="10.0.0.1"} 0`,
+		fmt.Sprintf(`rdsd_volume_path_up{destination="",role="client",session="%d",source="10.0.0.1"} 1`, maxVolumesInMetrics+9)} {
+		if !strings.Contains(w.Body.String(), want+"\n") {
+			t.Errorf("not shown: %s", want)
+		}
 	}
 	want := `
 # HELP rdsd_metrics_volumes_omitted Exports, mappings, sessions and paths left out of this page because there are too many.
 # TYPE rdsd_metrics_volumes_omitted gauge
-rdsd_metrics_volumes_omitted 20
+rdsd_metrics_volumes_omitted 40
 `
 	if err := testutil.GatherAndCompare(r, strings.NewReader(want), "rdsd_metrics_volumes_omitted"); err != nil {
 		t.Error(err)
