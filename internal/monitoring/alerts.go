@@ -203,10 +203,10 @@ It is tried again when a session asks for it, and every 30 s until it can be ope
 		{
 			"RdsdVolumePathDown", `rdsd_volume_path_up{role="client"} == 0`, "2m", Warning,
 			"a path of {{ $labels.session }} from {{ $labels.instance }} to {{ $labels.destination }} is down",
-			"{{ $labels.instance }} has not reached {{ $labels.destination }} over this path for two minutes. The session goes on over others, if it has any.",
+			"{{ $labels.instance }} has not reached {{ $labels.destination }} over this path ({{ $labels.transport }}) for two minutes. The session goes on over others, if it has any.",
 			`
-` + "`rdsd volume paths`" + ` shows the last error and when it is tried again. Port 16388 must be open between the nodes, and the exporting
-node must allow this one (` + "`[[peers]]`, `volumes.allow`" + `).`,
+` + "`rdsd volume paths`" + ` shows the last error and when it is tried again. TCP port 16388, and UDP port 4791 for paths over RDMA, must be open
+between the nodes, and the exporting node must allow this one (` + "`[[peers]]`, `volumes.allow`" + `).`,
 		},
 		{
 			"RdsdVolumeErrors", `increase(rdsd_mapping_request_errors_total[5m]) > 0`, "", Critical,

@@ -4,7 +4,7 @@ package monitoring
 func volumes() Dashboard {
 	byMapping := "{{instance}} {{mapping}} {{op}}"
 	byExport := "{{instance}} {{export}} {{op}}"
-	byPath := "{{instance}} {{source}} to {{destination}}"
+	byPath := "{{instance}} {{source}} to {{destination}} {{transport}}"
 	return Dashboard{
 		UID: "rdsd-volumes", Title: "rdsd / Volumes",
 		Description: "Mapped volumes and exports: requests, latencies and errors, the sessions and paths they go over, and failovers.",
@@ -13,7 +13,7 @@ func volumes() Dashboard {
 				stat("Mapped volumes", "short", "Mapped volumes.", q(`sum(rdsd_mappings{$sel})`, "volumes")),
 				stat("Exports", "short", "Exports.", q(`sum(rdsd_exports{$sel})`, "exports")),
 				stat("Not open", "short", "Mapped volumes whose requests are not carried out now.", q(`count(rdsd_mapping_open{$sel} == 0) or vector(0)`, "volumes")).bad(),
-				stat("Paths down", "short", "Addresses between which no path of a session is connected, on the mapping side.",
+				stat("Paths down", "short", "Addresses between which no path of a session is connected over a transport, on the mapping side.",
 					q(`count(rdsd_volume_path_up{role="client",$sel} == 0) or vector(0)`, "paths")).bad(),
 				stat("Failovers in 1 h", "short", "Requests that were sent again over another path.",
 					q(`sum(increase(rdsd_volume_path_failovers_total{$sel}[1h]))`, "requests")),
@@ -46,17 +46,17 @@ func volumes() Dashboard {
 				).columns("open", "failed", "size in bytes", "sessions").wide(16),
 			}},
 			{"Sessions and paths", []Panel{
-				graph("Paths connected", "short", "Connected paths between two addresses, on the mapping side.",
+				graph("Paths connected", "short", "Connected paths between two addresses over a transport, on the mapping side.",
 					q(`rdsd_volume_path_up{role="client",$sel}`, byPath)),
 				graph("Round trip of paths", "s", "Round trip of the last heartbeat.", q(`rdsd_volume_path_latency_seconds{role="client",$sel}`, byPath)),
 				graph("Failovers", "short", "Requests a second that a path took over from others.",
-					q(`sum by (instance, source, destination) (rate(rdsd_volume_path_failovers_total{$sel}[$__rate_interval]))`, byPath)),
+					q(`sum by (instance, source, destination, transport) (rate(rdsd_volume_path_failovers_total{$sel}[$__rate_interval]))`, byPath)),
 				graph("Reconnects", "short", "Reconnects a second, and those that failed.",
-					q(`sum by (instance, source, destination) (rate(rdsd_volume_path_reconnects_total{$sel}[$__rate_interval]))`, byPath),
-					q(`sum by (instance, source, destination) (rate(rdsd_volume_path_reconnects_failed_total{$sel}[$__rate_interval]))`, byPath+" failed")),
+					q(`sum by (instance, source, destination, transport) (rate(rdsd_volume_path_reconnects_total{$sel}[$__rate_interval]))`, byPath),
+					q(`sum by (instance, source, destination, transport) (rate(rdsd_volume_path_reconnects_failed_total{$sel}[$__rate_interval]))`, byPath+" failed")),
 				graph("Bytes by path", "Bps", "Bytes read and written a second over each path.",
-					q(`sum by (instance, source, destination) (rate(rdsd_volume_path_read_bytes_total{$sel}[$__rate_interval]))`, byPath+" read"),
-					q(`sum by (instance, source, destination) (rate(rdsd_volume_path_write_bytes_total{$sel}[$__rate_interval]))`, byPath+" written")),
+					q(`sum by (instance, source, destination, transport) (rate(rdsd_volume_path_read_bytes_total{$sel}[$__rate_interval]))`, byPath+" read"),
+					q(`sum by (instance, source, destination, transport) (rate(rdsd_volume_path_write_bytes_total{$sel}[$__rate_interval]))`, byPath+" written")),
 				graph("Sessions", "short", "Requests of sessions that wait for a permit or a path, and that have not been answered.",
 					q(`rdsd_volume_session_requests_waiting{role="client",$sel}`, "{{instance}} {{session}} waiting"),
 					q(`rdsd_volume_session_requests_in_flight{$sel}`, "{{instance}} {{session}} {{role}} in flight")),

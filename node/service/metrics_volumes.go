@@ -1,6 +1,7 @@
 package service
 
 import (
+	"cmp"
 	"net"
 	"slices"
 	"strings"
@@ -106,7 +107,7 @@ func newVolumeCollector(read func(*volumeSnapshot), g *guard.Guard) *volumeColle
 	}
 	mapping := []string{"mapping", "node", "volume"}
 	session := []string{"session", "role", "peer"}
-	path := []string{"session", "role", "source", "destination"}
+	path := []string{"session", "role", "source", "destination", "transport"}
 	c := &volumeCollector{
 		read: read, guard: g,
 		exports:  d("exports", "Exports, those opened below roots included."),
@@ -132,7 +133,7 @@ func newVolumeCollector(read func(*volumeSnapshot), g *guard.Guard) *volumeColle
 
 		sessionUnfenced: d("volume_session_unfenced_failovers_total", "lost paths to a kernel's server whose requests went to another path without a fence (client)", session...),
 
-		pathUp:       d("volume_path_up", "Connected paths between these addresses.", path...),
+		pathUp:       d("volume_path_up", "Connected paths between these addresses over this transport.", path...),
 		pathLatency:  d("volume_path_latency_seconds", "Round trip of the last heartbeat; 0 before the first.", path...),
 		pathInFlight: d("volume_path_requests_in_flight", "Requests on the path that have not been answered.", path...),
 	}
@@ -243,7 +244,7 @@ func sessionLabels(s *volume.SessionInfo) []string {
 
 // pathLabels leave out the ports of a path, which are others after each reconnect.
 func pathLabels(p *volume.PathInfo) []string {
-	return []string{p.Session, p.Role, addressOf(p.Src), addressOf(p.Dst)}
+	return []string{p.Session, p.Role, addressOf(p.Src), addressOf(p.Dst), cmp.Or(p.Transport, volume.TransportTCP)}
 }
 
 // sessionDown and pathDown say which there should be and are not: those of clients, which go on

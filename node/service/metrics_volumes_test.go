@@ -19,7 +19,7 @@ import (
 )
 
 // busyVolumes is a node that exports and maps, with two paths between the same
-// addresses and a session whose name is no text.
+// addresses beside one over RDMA, and a session whose name is no text.
 func busyVolumes(s *volumeSnapshot) {
 	e := volume.ExportInfo{State: "open", Info: blk.Info{Size: 1 << 20}, Users: make([]volume.ExportUser, 2)}
 	e.Name = "disk"
@@ -42,6 +42,9 @@ func busyVolumes(s *volumeSnapshot) {
 		p.Latency = time.Duration(i) * time.Second
 		s.paths = append(s.paths, p)
 	}
+	p := s.paths[0]
+	p.Transport, p.State = volume.TransportIB, "reconnecting"
+	s.paths = append(s.paths, p)
 }
 
 func volumeRegistry(read func(*volumeSnapshot)) *prometheus.Registry {
@@ -74,13 +77,16 @@ rdsd_mapping_request_errors_total{mapping="v1",node="10.0.0.7",op="write",volume
 rdsd_mapping_requests_in_flight{mapping="v1",node="10.0.0.7",op="write",volume="far"} 1
 # HELP rdsd_volume_path_failovers_total requests the path took over from others
 # TYPE rdsd_volume_path_failovers_total counter
-rdsd_volume_path_failovers_total{destination="10.0.0.7",role="client",session="a-b",source="10.0.0.1"} 10
+rdsd_volume_path_failovers_total{destination="10.0.0.7",role="client",session="a-b",source="10.0.0.1",transport="ib"} 5
+rdsd_volume_path_failovers_total{destination="10.0.0.7",role="client",session="a-b",source="10.0.0.1",transport="tcp"} 10
 # HELP rdsd_volume_path_latency_seconds Round trip of the last heartbeat; 0 before the first.
 # TYPE rdsd_volume_path_latency_seconds gauge
-rdsd_volume_path_latency_seconds{destination="10.0.0.7",role="client",session="a-b",source="10.0.0.1"} 1
-# HELP rdsd_volume_path_up Connected paths between these addresses.
+rdsd_volume_path_latency_seconds{destination="10.0.0.7",role="client",session="a-b",source="10.0.0.1",transport="ib"} 0
+rdsd_volume_path_latency_seconds{destination="10.0.0.7",role="client",session="a-b",source="10.0.0.1",transport="tcp"} 1
+# HELP rdsd_volume_path_up Connected paths between these addresses over this transport.
 # TYPE rdsd_volume_path_up gauge
-rdsd_volume_path_up{destination="10.0.0.7",role="client",session="a-b",source="10.0.0.1"} 2
+rdsd_volume_path_up{destination="10.0.0.7",role="client",session="a-b",source="10.0.0.1",transport="ib"} 0
+rdsd_volume_path_up{destination="10.0.0.7",role="client",session="a-b",source="10.0.0.1",transport="tcp"} 2
 # HELP rdsd_volume_session_memory_bytes Chunks of the session that are in memory (server).
 # TYPE rdsd_volume_session_memory_bytes gauge
 rdsd_volume_session_memory_bytes{peer="10.0.0.7",role="client",session="a-b"} 0
@@ -163,8 +169,8 @@ func TestVolumeMetricsAreBounded(t *testing.T) {
 	w := httptest.NewRecorder()
 	promhttp.HandlerFor(r, metricsOptions).ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
 	for _, want := range []string{`rdsd_export_failed{export="0"} 1`, `rdsd_volume_session_up{peer="",role="client",session="0"} 0`,
-		`rdsd_mapping_open{mapping="0",node="",volume=""} 0`, `rdsd_volume_path_up{destination="",role="client",session="0",source="10.0.0.1"} 0`,
-		fmt.Sprintf(`rdsd_volume_path_up{destination="",role="client",session="%d",source="10.0.0.1"} 1`, maxVolumesInMetrics+9)} {
+		`rdsd_mapping_open{mapping="0",node="",volume=""} 0`, `rdsd_volume_path_up{destination="",role="client",session="0",source="10.0.0.1",transport="tcp"} 0`,
+		fmt.Sprintf(`rdsd_volume_path_up{destination="",role="client",session="%d",source="10.0.0.1",transport="tcp"} 1`, maxVolumesInMetrics+9)} {
 		if !strings.Contains(w.Body.String(), want+"\n") {
 			t.Errorf("not shown: %s", want)
 		}
