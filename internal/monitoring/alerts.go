@@ -14,6 +14,11 @@ func Records() []Record {
 	}
 }
 
+// second is the bound of buckets next to a second, 2^30 ns. A quantile is exact at a bound alone:
+// what lies between two is taken to be spread evenly, and between this one and the next below, a
+// quarter of it, a ninth of all that is there would be taken for more than a second.
+const second = "1.073741824"
+
 // Alerts are the alerting rules, the worst first of each subject.
 func Alerts() []Alert {
 	return append(append(nodeAlerts(), datagramAlerts()...), volumeAlerts()...)
@@ -164,9 +169,9 @@ A receiver is not started, or a sender has the wrong port. ` + "`rds_peer_recv_d
 reports the failure to its sender, a kernel does not.`,
 		},
 		{
-			"RdsdQueueingSlow", `instance:rdsd_queueing_seconds:p99_rate5m > 1`, "10m", Warning,
+			"RdsdQueueingSlow", `instance:rdsd_queueing_seconds:p99_rate5m > ` + second, "10m", Warning,
 			"datagrams wait long in rdsd at {{ $labels.instance }}",
-			"One datagram in a hundred has waited more than a second in {{ $labels.instance }} before its first byte left.",
+			"One datagram in a hundred has waited more than about a second in {{ $labels.instance }} before its first byte left.",
 			`
 Links are full or without credit (Full links, Links without credit on the dashboards): a peer or the network is slow. A thread ` + "`rdsd/0`" + ` at 100 %
 (` + "`top -H`" + `): more [threads](operations.md#threads-and-processors-reactor).`,
@@ -226,9 +231,9 @@ Which path it was: ` + "`rdsd_volume_path_reconnects_total`" + ` and the log. If
 or the other daemon stands still for longer than the heartbeat allows.`,
 		},
 		{
-			"RdsdVolumeSlow", `instance:rdsd_mapping_request_seconds:p99_rate5m > 1`, "10m", Warning,
+			"RdsdVolumeSlow", `instance:rdsd_mapping_request_seconds:p99_rate5m > ` + second, "10m", Warning,
 			"volume {{ $labels.mapping }} on {{ $labels.instance }} is slow",
-			"One {{ $labels.op }} in a hundred to the mapped volume {{ $labels.mapping }} has taken more than a second for ten minutes.",
+			"One {{ $labels.op }} in a hundred to the mapped volume {{ $labels.mapping }} has taken more than about a second for ten minutes.",
 			`
 Compare with the export's own time (Latency of Exports on the Volumes dashboard): if that is long, the store is slow. Else the path is:
 its round trip, requests that wait for a permit (` + "`rdsd_volume_session_requests_waiting`" + `), the processors of both nodes.`,

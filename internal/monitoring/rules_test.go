@@ -2,8 +2,11 @@ package monitoring
 
 import (
 	"fmt"
+	"math"
 	"os/exec"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -57,8 +60,14 @@ var alertCases = []alertCase{
 	counts("RdsdProtocolErrors", "rdsd_protocol_error_total", ""),
 	{"RdsdNobodyHasPort", n1, []string{`rds_recv_drop_no_sock_total{` + n1 + `} 0+120x60`}, []string{`rds_recv_drop_no_sock_total{` + n1 + `} 0+30x60`}, "40m"},
 	{"RdsdQueueingSlow", n1,
-		[]string{`rdsd_queueing_seconds_bucket{` + n1 + `,le="1"} 0x60`, `rdsd_queueing_seconds_bucket{` + n1 + `,le="4"} 0+10x60`, `rdsd_queueing_seconds_bucket{` + n1 + `,le="+Inf"} 0+10x60`},
-		[]string{`rdsd_queueing_seconds_bucket{` + n1 + `,le="1"} 0+10x60`, `rdsd_queueing_seconds_bucket{` + n1 + `,le="4"} 0+10x60`, `rdsd_queueing_seconds_bucket{` + n1 + `,le="+Inf"} 0+10x60`}, "40m"},
+		[]string{`rdsd_queueing_seconds_bucket{` + n1 + `,le="0.268435456"} 0x60`,
+			`rdsd_queueing_seconds_bucket{` + n1 + `,le="1.073741824"} 0x60`,
+			`rdsd_queueing_seconds_bucket{` + n1 + `,le="4.294967296"} 0+10x60`,
+			`rdsd_queueing_seconds_bucket{` + n1 + `,le="+Inf"} 0+10x60`},
+		[]string{`rdsd_queueing_seconds_bucket{` + n1 + `,le="0.268435456"} 0+2x60`,
+			`rdsd_queueing_seconds_bucket{` + n1 + `,le="1.073741824"} 0+10x60`,
+			`rdsd_queueing_seconds_bucket{` + n1 + `,le="4.294967296"} 0+10x60`,
+			`rdsd_queueing_seconds_bucket{` + n1 + `,le="+Inf"} 0+10x60`}, "40m"},
 	counts("RdsdHostileClient", "rdsd_rings_hostile_total", ""),
 	{"RdsdMappingNotOpen", n1 + `,mapping="v1",node="10.0.0.2",volume="disk"`,
 		[]string{`rdsd_mapping_open{` + n1 + `,mapping="v1",node="10.0.0.2",volume="disk"} 0x60`}, []string{`rdsd_mapping_open{` + n1 + `,mapping="v1",node="10.0.0.2",volume="disk"} 1x60`}, "40m"},
@@ -72,9 +81,13 @@ var alertCases = []alertCase{
 		[]string{`rdsd_volume_path_failovers_total{` + n1 + `,session="s",role="client",source="a",destination="b",transport="tcp"} 0+1x60`},
 		[]string{`rdsd_volume_path_failovers_total{` + n1 + `,session="s",role="client",source="a",destination="b",transport="tcp"} 9x60`}, "40m"},
 	{"RdsdVolumeSlow", n1 + `,mapping="v1",op="write"`,
-		[]string{`rdsd_mapping_request_seconds_bucket{` + n1 + `,mapping="v1",op="write",le="1"} 0x60`, `rdsd_mapping_request_seconds_bucket{` + n1 + `,mapping="v1",op="write",le="4"} 0+10x60`,
+		[]string{`rdsd_mapping_request_seconds_bucket{` + n1 + `,mapping="v1",op="write",le="0.268435456"} 0x60`,
+			`rdsd_mapping_request_seconds_bucket{` + n1 + `,mapping="v1",op="write",le="1.073741824"} 0x60`,
+			`rdsd_mapping_request_seconds_bucket{` + n1 + `,mapping="v1",op="write",le="4.294967296"} 0+10x60`,
 			`rdsd_mapping_request_seconds_bucket{` + n1 + `,mapping="v1",op="write",le="+Inf"} 0+10x60`},
-		[]string{`rdsd_mapping_request_seconds_bucket{` + n1 + `,mapping="v1",op="write",le="1"} 0+10x60`, `rdsd_mapping_request_seconds_bucket{` + n1 + `,mapping="v1",op="write",le="4"} 0+10x60`,
+		[]string{`rdsd_mapping_request_seconds_bucket{` + n1 + `,mapping="v1",op="write",le="0.268435456"} 0+2x60`,
+			`rdsd_mapping_request_seconds_bucket{` + n1 + `,mapping="v1",op="write",le="1.073741824"} 0+10x60`,
+			`rdsd_mapping_request_seconds_bucket{` + n1 + `,mapping="v1",op="write",le="4.294967296"} 0+10x60`,
 			`rdsd_mapping_request_seconds_bucket{` + n1 + `,mapping="v1",op="write",le="+Inf"} 0+10x60`}, "40m"},
 }
 
@@ -130,6 +143,39 @@ func TestRules(t *testing.T) {
 	}
 	promtool(t, "", "check", "rules", "--lint-fatal", rulesFile())
 	promtool(t, "", "test", "rules", file("packaging", "prometheus", "rdsd.rules.test.yml"))
+}
+
+var threshold = regexp.MustCompile(`[<>]=? *(-?[0-9.e+-]+)`)
+
+// TestQuantileThresholds: what an alert compares a quantile with is a bound of buckets.
+func TestQuantileThresholds(t *testing.T) {
+	quantiles, compared := []string{"histogram_quantile"}, 0
+	for _, r := range Records() {
+		if strings.Contains(r.Expr, quantiles[0]) {
+			quantiles = append(quantiles, r.Name)
+		}
+	}
+	for _, a := range Alerts() {
+		if !slices.ContainsFunc(quantiles, func(q string) bool { return strings.Contains(a.Expr, q) }) {
+			continue
+		}
+		for _, m := range threshold.FindAllStringSubmatch(a.Expr, -1) {
+			if compared++; !slices.Contains(bucketBounds(), m[1]) {
+				t.Errorf("%s: %s is no bound of buckets %q", a.Name, m[1], bucketBounds())
+			}
+		}
+	}
+	if compared < 2 {
+		t.Errorf("%d comparisons of quantiles are found, want two", compared)
+	}
+}
+
+// bucketBounds are those of every histogram, as pages have them; checkPages sees that they are there.
+func bucketBounds() (list []string) {
+	for i := 10; i <= 34; i += 2 {
+		list = append(list, strconv.FormatFloat(math.Ldexp(1, i)/1e9, 'g', -1, 64))
+	}
+	return list
 }
 
 // TestRuleTestsFail: what promtool is given can fail.

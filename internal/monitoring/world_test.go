@@ -368,6 +368,11 @@ func (w *world) checkPages() {
 			w.t.Fatal(err)
 		}
 		promtool(w.t, page, "check", "metrics")
+		for _, bound := range bucketBounds() {
+			if !strings.Contains(page, `rdsd_queueing_seconds_bucket{le="`+bound+`"}`) {
+				w.t.Errorf("no bucket has the bound %s", bound)
+			}
+		}
 		for l := range strings.Lines(page) {
 			if name, ok := strings.CutPrefix(l, "# TYPE "); ok {
 				name, _, _ = strings.Cut(name, " ")
