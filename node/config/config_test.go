@@ -303,6 +303,23 @@ func TestIsAdmin(t *testing.T) {
 	}
 }
 
+// TestPrefixesOfIPv4: however a subnet of IPv4 is written, its addresses lie in it.
+func TestPrefixesOfIPv4(t *testing.T) {
+	for text, want := range map[string]string{
+		"::ffff:10.0.0.0/104": "10.0.0.0/8", "::ffff:10.0.0.7/128": "10.0.0.7/32", "::ffff:10.0.0.7": "10.0.0.7/32", "::ffff:0.0.0.0/96": "0.0.0.0/0",
+		"10.0.0.0/8": "10.0.0.0/8", "fd00::/64": "fd00::/64", "::/0": "::/0", "::/80": "::/80",
+	} {
+		var p Prefix
+		if err := p.UnmarshalText([]byte(text)); err != nil || p.String() != want {
+			t.Errorf("%s is %v (%v), want %s", text, p, err, want)
+		}
+	}
+	var p Prefix
+	if err := p.UnmarshalText([]byte("::ffff:10.0.0.7/104")); err == nil || !strings.Contains(err.Error(), `"10.0.0.0/8" is the subnet`) {
+		t.Errorf("beyond its mask: %v", err)
+	}
+}
+
 func TestPeerPolicy(t *testing.T) {
 	c := Default()
 	pfx := func(s string) (p Prefix) {
@@ -316,10 +333,11 @@ func TestPeerPolicy(t *testing.T) {
 		{Address: pfx("10.0.0.128/25"), Kernel: true},
 		{Address: pfx("10.0.0.200"), Deny: true},
 		{Address: pfx("fd00::/64"), Kernel: true},
+		{Address: pfx("::ffff:10.0.0.64/122"), Deny: true},
 	}
 	for addr, want := range map[string][2]bool{
 		"127.0.0.5": {true, true}, "::1": {true, true}, "10.0.0.5": {true, false}, "::ffff:10.0.0.5": {true, false},
-		"10.0.0.129": {true, true}, "10.0.0.200": {false, false}, "10.0.1.1": {false, false}, "fd00::9": {true, true},
+		"10.0.0.70": {false, false}, "::ffff:10.0.0.127": {false, false}, "10.0.0.129": {true, true}, "10.0.0.200": {false, false}, "10.0.1.1": {false, false}, "fd00::9": {true, true},
 	} {
 		allowed, kernel := c.PeerPolicy(netip.MustParseAddr(addr))
 		if allowed != want[0] || kernel != want[1] {

@@ -148,7 +148,8 @@ func (r PortRange) String() string {
 // Contains tells whether port is in the range.
 func (r PortRange) Contains(port uint16) bool { return r.First <= port && port <= r.Last }
 
-// Prefix is a subnet; a bare address is a subnet of one.
+// Prefix is a subnet; a bare address is a subnet of one. One of IPv4 that is written as of IPv6
+// (::ffff:10.0.0.0/104) is of IPv4, as addresses of peers are: no such address lies in the other.
 type Prefix struct{ netip.Prefix }
 
 // UnmarshalText reads "10.0.0.0/24" or "10.0.0.7".
@@ -158,6 +159,9 @@ func (p *Prefix) UnmarshalText(text []byte) error {
 		v, err := netip.ParsePrefix(s)
 		if err != nil {
 			return fmt.Errorf("%q is not a subnet", text)
+		}
+		if v.Addr().Is4In6() && v.Bits() >= 96 {
+			v = netip.PrefixFrom(v.Addr().Unmap(), v.Bits()-96)
 		}
 		if v.Masked() != v {
 			return fmt.Errorf("%q has bits beyond its mask; %q is the subnet", text, v.Masked())
