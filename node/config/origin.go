@@ -12,7 +12,7 @@ import (
 
 // Origin says where the value of a key came from.
 type Origin struct {
-	Kind string // "default", "file", "environment", "flag"
+	Kind string // "default", "file", "environment", "flag"; "start": the file as the start read it, which says something else since
 	Name string // file, variable or flag
 	Line int    // in the file
 }
@@ -22,6 +22,8 @@ func (o Origin) String() string {
 	switch o.Kind {
 	case "file":
 		return fmt.Sprintf("%s:%d", o.Name, o.Line)
+	case "start":
+		return fmt.Sprintf("%s:%d at the start", o.Name, o.Line)
 	case "environment", "flag":
 		return o.Name
 	}
@@ -33,6 +35,8 @@ func (o Origin) words() string {
 	switch o.Kind {
 	case "file":
 		return fmt.Sprintf("is set in %s:%d", o.Name, o.Line)
+	case "start":
+		return fmt.Sprintf("was set in %s:%d at the start", o.Name, o.Line)
 	case "environment":
 		return "is set by the environment variable " + o.Name
 	case "flag":

@@ -1,6 +1,9 @@
 package config
 
-import "reflect"
+import (
+	"maps"
+	"reflect"
+)
 
 // With is c with what can be reloaded taken from next.
 func (c *Config) With(next *Config) *Config {
@@ -11,8 +14,28 @@ func (c *Config) With(next *Config) *Config {
 		}
 	}
 	out.Ports, out.Peers = next.Ports, next.Peers
-	out.origins, out.notes, out.numbers = next.origins, next.notes, next.numbers
+	out.origins, out.notes, out.numbers = c.originsWith(next), next.notes, next.numbers
 	return &out
+}
+
+// originsWith is where the values of c with next come from. A value that waits for the next start
+// is not in the line that has it now, and the line it was in may say anything.
+func (c *Config) originsWith(next *Config) map[string]Origin {
+	origins := maps.Clone(next.origins)
+	for i := range keys {
+		k := &keys[i]
+		if k.Reload || k.Value(c) == k.Value(next) {
+			continue
+		}
+		delete(origins, k.Name)
+		if o, ok := c.origins[k.Name]; ok {
+			if o.Kind == "file" {
+				o.Kind = "start"
+			}
+			origins[k.Name] = o
+		}
+	}
+	return origins
 }
 
 // Changes names the keys in which c differs from old. It is never nil.
