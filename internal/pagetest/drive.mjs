@@ -248,6 +248,13 @@ await check('congestion: at home too', async () => {
     const s = (await (await fetch(`${baseB}/api/v1/sockets`)).json()).socket.find((x) => ep(x.local) === STREAM);
     same([r.Port, r['Reader to blame']], [`${STREAM}reader`, `${s.program} (pid ${s.pid}, uid ${s.uid})`], 'the reader');
   });
+  await there.goto(`${baseB}/#/socket/${encodeURIComponent(STREAM)}`);
+  await until(async () => {
+    const waiting = await rows('Datagrams that wait', there);
+    if (!waiting.length || waiting.some((r) => r.Queue !== 'received, unread')) throw new Error(`its datagrams: ${JSON.stringify(waiting.slice(0, 3))}`);
+    const { truncated } = await (await fetch(`${baseB}/api/v1/queue?limit=100&local=${STREAM}`)).json();
+    same(await there.locator('text=More wait than are shown').isVisible(), truncated, 'more');
+  });
   await there.context().close();
 });
 

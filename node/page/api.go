@@ -73,13 +73,11 @@ var asks = map[string]struct {
 	}},
 	"history": {[]string{"endpoint"}, func(p *Page, ctx context.Context, value func(string) string) (proto.Message, error) {
 		m := &rdsdv1.GetCongestionHistoryRequest{}
-		if text := value("endpoint"); text != "" {
-			a, err := netip.ParseAddrPort(text)
-			if err != nil {
-				return nil, rdserr.With(rdserr.ErrInvalid, "endpoint is no address and port; want one such as 10.0.0.7:4000")
-			}
-			m.SetEndpoint(endpointPB(a))
+		a, err := endpointParameter("endpoint", value("endpoint"))
+		if err != nil {
+			return nil, err
 		}
+		m.SetEndpoint(a)
 		return p.Admin.GetCongestionHistory(ctx, m)
 	}},
 	"paths": {[]string{"session"}, func(p *Page, ctx context.Context, value func(string) string) (proto.Message, error) {
@@ -100,6 +98,18 @@ func addressParameter(name, text string) ([]byte, error) {
 	return a.Unmap().AsSlice(), nil
 }
 
+// endpointParameter is nil without text.
+func endpointParameter(name, text string) (*rdsdv1.Endpoint, error) {
+	if text == "" {
+		return nil, nil
+	}
+	a, err := netip.ParseAddrPort(text)
+	if err != nil {
+		return nil, rdserr.With(rdserr.ErrInvalid, "%s is no address and port; want one such as 10.0.0.7:4000", name)
+	}
+	return endpointPB(a), nil
+}
+
 // queueKinds are the parameter kind of the queue.
 var queueKinds = map[string]rdsdv1.QueueKind{
 	"":        rdsdv1.QueueKind_QUEUE_KIND_UNSPECIFIED,
@@ -109,7 +119,7 @@ var queueKinds = map[string]rdsdv1.QueueKind{
 }
 
 func (p *Page) serveQueue(w http.ResponseWriter, r *http.Request) {
-	q, ok := only(w, r, "kind", "limit")
+	q, ok := only(w, r, "kind", "limit", "local")
 	if !ok {
 		return
 	}
@@ -128,6 +138,11 @@ func (p *Page) serveQueue(w http.ResponseWriter, r *http.Request) {
 		m := &rdsdv1.ListQueueRequest{}
 		m.SetKind(kind)
 		m.SetLimit(uint32(limit))
+		local, err := endpointParameter("local", q.Get("local"))
+		if err != nil {
+			return nil, err
+		}
+		m.SetLocal(local)
 		return p.Admin.ListQueue(ctx, m)
 	})
 }

@@ -60,21 +60,22 @@ func TestParameters(t *testing.T) {
 	queue := &rdsdv1.ListQueueRequest{}
 	queue.SetKind(rdsdv1.QueueKind_QUEUE_KIND_RETRANS)
 	queue.SetLimit(17)
+	queue.SetLocal(endpointPB(netip.MustParseAddrPort("[fd00::7]:4000")))
 	paths := &rdsdv1.VolumeListPathsRequest{}
 	paths.SetSession("s 1")
 	mapping, export := &rdsdv1.VolumeGetRequest{}, &rdsdv1.VolumeGetRequest{}
 	mapping.SetMapping("m/1")
 	export.SetExport("e 1")
 	want := map[string]proto.Message{
-		"peers?local=10.0.0.2&remote=10.0.0.7":        peers,
-		"peers?remote=::ffff:10.0.0.7&local=10.0.0.2": peers,
-		"counters?remote=10.0.0.7":                    counters,
-		"congestion/history?endpoint=10.0.0.7:4000":   history,
-		"queue?kind=Retrans&limit=17":                 queue,
-		"queue":                                       &rdsdv1.ListQueueRequest{},
-		"volumes/paths?session=s%201":                 paths,
-		"volumes/get?mapping=m%2F1":                   mapping,
-		"volumes/get?export=e+1":                      export,
+		"peers?local=10.0.0.2&remote=10.0.0.7":             peers,
+		"peers?remote=::ffff:10.0.0.7&local=10.0.0.2":      peers,
+		"counters?remote=10.0.0.7":                         counters,
+		"congestion/history?endpoint=10.0.0.7:4000":        history,
+		"queue?kind=Retrans&limit=17&local=[fd00::7]:4000": queue,
+		"queue":                       &rdsdv1.ListQueueRequest{},
+		"volumes/paths?session=s%201": paths,
+		"volumes/get?mapping=m%2F1":   mapping,
+		"volumes/get?export=e+1":      export,
 	}
 	for _, target := range slices.Sorted(maps.Keys(want)) {
 		n.asked = nil

@@ -183,7 +183,24 @@ func (a *adminServer) ListQueue(_ context.Context, r *rdsdv1.ListQueueRequest) (
 		return nil, rdserr.With(rdserr.ErrInvalid, "kind is %d; want 0 (all) to 3", kind)
 	}
 	q := &queueLister{want: kind, limit: limit}
-	for _, h := range a.front.deps.Host.Locals() {
+	locals := a.front.deps.Host.Locals()
+	if r.HasLocal() {
+		at, err := client.Endpoint("local", r.GetLocal())
+		if err != nil {
+			return nil, err
+		}
+		h, err := a.front.deps.Host.Local(at.Addr())
+		if err != nil {
+			return nil, err
+		}
+		q.local, locals = at, []*datagram.Local{h}
+	}
+	for _, h := range locals {
+		if r.HasLocal() { // before what may end with others' looked at and not its own
+			q.receives(h)
+			q.sends(h)
+			continue
+		}
 		q.sends(h)
 		q.receives(h)
 	}

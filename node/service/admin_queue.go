@@ -14,10 +14,16 @@ import (
 // queueLister collects datagrams that wait somewhere, by pages: see pages.go.
 type queueLister struct {
 	want      rdsdv1.QueueKind
+	local     netip.AddrPort // only what it has sent or is to read; zero: all
 	limit     int
+	looked    int // datagrams to be sent that were looked at
 	list      []*rdsdv1.QueuedDatagram
 	truncated bool
 }
+
+// maxQueueLooked bounds the datagrams to be sent that are looked at for those of one endpoint. It
+// takes milliseconds, and nothing else bounds it where others have most of them.
+const maxQueueLooked = 200000
 
 // wants reports whether to look for datagrams of a kind.
 func (q *queueLister) wants(kind rdsdv1.QueueKind) bool {
@@ -46,6 +52,13 @@ func (q *queueLister) sends(h *datagram.Local) {
 			pe := peers[0]
 			more := pe.Conn().PageQueued(&at, which, most, func(m *conn.Msg, bytes, lane int, sent bool) bool {
 				most--
+				if q.looked++; q.looked > maxQueueLooked && q.local.IsValid() {
+					q.truncated = true
+					return false
+				}
+				if q.local.IsValid() && m.SPort != q.local.Port() {
+					return true
+				}
 				k := rdsdv1.QueueKind_QUEUE_KIND_SEND
 				if sent {
 					k = rdsdv1.QueueKind_QUEUE_KIND_RETRANS
@@ -67,7 +80,12 @@ func (q *queueLister) receives(h *datagram.Local) {
 		return
 	}
 	e, _ := h.Lock()
-	socks := e.Bound()
+	var socks []*rds.Socket
+	if !q.local.IsValid() {
+		socks = e.Bound()
+	} else if s := e.Socket(q.local.Port()); s != nil {
+		socks = []*rds.Socket{s}
+	}
 	h.Unlock()
 	slices.SortFunc(socks, func(a, b *rds.Socket) int { return int(a.Addr().Port()) - int(b.Addr().Port()) })
 	shown := 0 // of the first socket

@@ -5858,6 +5858,7 @@ type ListQueueRequest struct {
 	state            protoimpl.MessageState `protogen:"opaque.v1"`
 	xxx_hidden_Kind  QueueKind              `protobuf:"varint,1,opt,name=kind,enum=rdsd.v1.QueueKind"`
 	xxx_hidden_Limit uint32                 `protobuf:"varint,2,opt,name=limit"`
+	xxx_hidden_Local *Endpoint              `protobuf:"bytes,3,opt,name=local"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -5901,6 +5902,13 @@ func (x *ListQueueRequest) GetLimit() uint32 {
 	return 0
 }
 
+func (x *ListQueueRequest) GetLocal() *Endpoint {
+	if x != nil {
+		return x.xxx_hidden_Local
+	}
+	return nil
+}
+
 func (x *ListQueueRequest) SetKind(v QueueKind) {
 	x.xxx_hidden_Kind = v
 }
@@ -5909,11 +5917,29 @@ func (x *ListQueueRequest) SetLimit(v uint32) {
 	x.xxx_hidden_Limit = v
 }
 
+func (x *ListQueueRequest) SetLocal(v *Endpoint) {
+	x.xxx_hidden_Local = v
+}
+
+func (x *ListQueueRequest) HasLocal() bool {
+	if x == nil {
+		return false
+	}
+	return x.xxx_hidden_Local != nil
+}
+
+func (x *ListQueueRequest) ClearLocal() {
+	x.xxx_hidden_Local = nil
+}
+
 type ListQueueRequest_builder struct {
 	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
 
 	Kind  QueueKind
 	Limit uint32
+	// Only what an endpoint of this node has sent or is to read; absent: all. Of the
+	// datagrams that the node is to send 200000 are looked at for them.
+	Local *Endpoint
 }
 
 func (b0 ListQueueRequest_builder) Build() *ListQueueRequest {
@@ -5922,6 +5948,7 @@ func (b0 ListQueueRequest_builder) Build() *ListQueueRequest {
 	_, _ = b, x
 	x.xxx_hidden_Kind = b.Kind
 	x.xxx_hidden_Limit = b.Limit
+	x.xxx_hidden_Local = b.Local
 	return m0
 }
 
@@ -9436,10 +9463,11 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\n" +
 	"ring_bytes\x18\x15 \x01(\x04R\tringBytes\x12$\n" +
 	"\x0ering_max_bytes\x18\x16 \x01(\x04R\fringMaxBytes\x12\x18\n" +
-	"\aprogram\x18\x17 \x01(\tR\aprogram\"P\n" +
+	"\aprogram\x18\x17 \x01(\tR\aprogram\"y\n" +
 	"\x10ListQueueRequest\x12&\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x12.rdsd.v1.QueueKindR\x04kind\x12\x14\n" +
-	"\x05limit\x18\x02 \x01(\rR\x05limit\"f\n" +
+	"\x05limit\x18\x02 \x01(\rR\x05limit\x12'\n" +
+	"\x05local\x18\x03 \x01(\v2\x11.rdsd.v1.EndpointR\x05local\"f\n" +
 	"\x11ListQueueResponse\x123\n" +
 	"\bdatagram\x18\x01 \x03(\v2\x17.rdsd.v1.QueuedDatagramR\bdatagram\x12\x1c\n" +
 	"\ttruncated\x18\x02 \x01(\bR\ttruncated\"\xc8\x01\n" +
@@ -9802,74 +9830,75 @@ var file_rdsd_v1_rdsd_proto_depIdxs = []int32{
 	46, // 48: rdsd.v1.ListSocketsResponse.socket:type_name -> rdsd.v1.SocketInfo
 	7,  // 49: rdsd.v1.SocketInfo.local:type_name -> rdsd.v1.Endpoint
 	5,  // 50: rdsd.v1.ListQueueRequest.kind:type_name -> rdsd.v1.QueueKind
-	49, // 51: rdsd.v1.ListQueueResponse.datagram:type_name -> rdsd.v1.QueuedDatagram
-	5,  // 52: rdsd.v1.QueuedDatagram.kind:type_name -> rdsd.v1.QueueKind
-	7,  // 53: rdsd.v1.QueuedDatagram.local:type_name -> rdsd.v1.Endpoint
-	7,  // 54: rdsd.v1.QueuedDatagram.remote:type_name -> rdsd.v1.Endpoint
-	52, // 55: rdsd.v1.GetCountersResponse.counter:type_name -> rdsd.v1.Counter
-	55, // 56: rdsd.v1.ListCongestionResponse.port:type_name -> rdsd.v1.CongestedPort
-	7,  // 57: rdsd.v1.CongestedPort.endpoint:type_name -> rdsd.v1.Endpoint
-	56, // 58: rdsd.v1.CongestedPort.culprit:type_name -> rdsd.v1.Culprit
-	7,  // 59: rdsd.v1.Culprit.source:type_name -> rdsd.v1.Endpoint
-	7,  // 60: rdsd.v1.CongestionNotice.endpoint:type_name -> rdsd.v1.Endpoint
-	7,  // 61: rdsd.v1.GetCongestionHistoryRequest.endpoint:type_name -> rdsd.v1.Endpoint
-	61, // 62: rdsd.v1.CongestionHistory.port:type_name -> rdsd.v1.PortHistory
-	61, // 63: rdsd.v1.CongestionHistory.others:type_name -> rdsd.v1.PortHistory
-	7,  // 64: rdsd.v1.PortHistory.endpoint:type_name -> rdsd.v1.Endpoint
-	56, // 65: rdsd.v1.PortHistory.culprit:type_name -> rdsd.v1.Culprit
-	7,  // 66: rdsd.v1.CancelSentRequest.local:type_name -> rdsd.v1.Endpoint
-	7,  // 67: rdsd.v1.CancelSentRequest.destination:type_name -> rdsd.v1.Endpoint
-	7,  // 68: rdsd.v1.CloseSocketRequest.local:type_name -> rdsd.v1.Endpoint
-	72, // 69: rdsd.v1.ListErrorsResponse.error:type_name -> rdsd.v1.LoggedError
-	7,  // 70: rdsd.v1.TraceRequest.source:type_name -> rdsd.v1.Endpoint
-	7,  // 71: rdsd.v1.TraceRequest.destination:type_name -> rdsd.v1.Endpoint
-	7,  // 72: rdsd.v1.TraceRequest.either:type_name -> rdsd.v1.Endpoint
-	77, // 73: rdsd.v1.TraceReport.start:type_name -> rdsd.v1.TraceStart
-	78, // 74: rdsd.v1.TraceReport.event:type_name -> rdsd.v1.TraceEvent
-	6,  // 75: rdsd.v1.TraceEvent.stage:type_name -> rdsd.v1.TraceStage
-	7,  // 76: rdsd.v1.TraceEvent.source:type_name -> rdsd.v1.Endpoint
-	7,  // 77: rdsd.v1.TraceEvent.destination:type_name -> rdsd.v1.Endpoint
-	1,  // 78: rdsd.v1.TraceEvent.outcome:type_name -> rdsd.v1.OutcomeKind
-	81, // 79: rdsd.v1.ListCongestionMapsResponse.map:type_name -> rdsd.v1.CongestionMap
-	8,  // 80: rdsd.v1.Datagrams.Open:input_type -> rdsd.v1.ClientMessage
-	36, // 81: rdsd.v1.Admin.GetStatus:input_type -> rdsd.v1.GetStatusRequest
-	40, // 82: rdsd.v1.Admin.ListPeers:input_type -> rdsd.v1.ListPeersRequest
-	44, // 83: rdsd.v1.Admin.ListSockets:input_type -> rdsd.v1.ListSocketsRequest
-	47, // 84: rdsd.v1.Admin.ListQueue:input_type -> rdsd.v1.ListQueueRequest
-	50, // 85: rdsd.v1.Admin.GetCounters:input_type -> rdsd.v1.GetCountersRequest
-	53, // 86: rdsd.v1.Admin.ListCongestion:input_type -> rdsd.v1.ListCongestionRequest
-	57, // 87: rdsd.v1.Admin.WatchCongestion:input_type -> rdsd.v1.WatchCongestionRequest
-	59, // 88: rdsd.v1.Admin.GetCongestionHistory:input_type -> rdsd.v1.GetCongestionHistoryRequest
-	62, // 89: rdsd.v1.Admin.Ping:input_type -> rdsd.v1.PingRequest
-	64, // 90: rdsd.v1.Admin.DropPath:input_type -> rdsd.v1.DropPathRequest
-	66, // 91: rdsd.v1.Admin.CancelSent:input_type -> rdsd.v1.CancelSentRequest
-	68, // 92: rdsd.v1.Admin.CloseSocket:input_type -> rdsd.v1.CloseSocketRequest
-	70, // 93: rdsd.v1.Admin.ListErrors:input_type -> rdsd.v1.ListErrorsRequest
-	73, // 94: rdsd.v1.Admin.GetConfig:input_type -> rdsd.v1.GetConfigRequest
-	75, // 95: rdsd.v1.Admin.Trace:input_type -> rdsd.v1.TraceRequest
-	79, // 96: rdsd.v1.Admin.ListCongestionMaps:input_type -> rdsd.v1.ListCongestionMapsRequest
-	9,  // 97: rdsd.v1.Datagrams.Open:output_type -> rdsd.v1.ServerMessage
-	37, // 98: rdsd.v1.Admin.GetStatus:output_type -> rdsd.v1.Status
-	41, // 99: rdsd.v1.Admin.ListPeers:output_type -> rdsd.v1.ListPeersResponse
-	45, // 100: rdsd.v1.Admin.ListSockets:output_type -> rdsd.v1.ListSocketsResponse
-	48, // 101: rdsd.v1.Admin.ListQueue:output_type -> rdsd.v1.ListQueueResponse
-	51, // 102: rdsd.v1.Admin.GetCounters:output_type -> rdsd.v1.GetCountersResponse
-	54, // 103: rdsd.v1.Admin.ListCongestion:output_type -> rdsd.v1.ListCongestionResponse
-	58, // 104: rdsd.v1.Admin.WatchCongestion:output_type -> rdsd.v1.CongestionNotice
-	60, // 105: rdsd.v1.Admin.GetCongestionHistory:output_type -> rdsd.v1.CongestionHistory
-	63, // 106: rdsd.v1.Admin.Ping:output_type -> rdsd.v1.PingResponse
-	65, // 107: rdsd.v1.Admin.DropPath:output_type -> rdsd.v1.DropPathResponse
-	67, // 108: rdsd.v1.Admin.CancelSent:output_type -> rdsd.v1.CancelSentResponse
-	69, // 109: rdsd.v1.Admin.CloseSocket:output_type -> rdsd.v1.CloseSocketResponse
-	71, // 110: rdsd.v1.Admin.ListErrors:output_type -> rdsd.v1.ListErrorsResponse
-	74, // 111: rdsd.v1.Admin.GetConfig:output_type -> rdsd.v1.GetConfigResponse
-	76, // 112: rdsd.v1.Admin.Trace:output_type -> rdsd.v1.TraceReport
-	80, // 113: rdsd.v1.Admin.ListCongestionMaps:output_type -> rdsd.v1.ListCongestionMapsResponse
-	97, // [97:114] is the sub-list for method output_type
-	80, // [80:97] is the sub-list for method input_type
-	80, // [80:80] is the sub-list for extension type_name
-	80, // [80:80] is the sub-list for extension extendee
-	0,  // [0:80] is the sub-list for field type_name
+	7,  // 51: rdsd.v1.ListQueueRequest.local:type_name -> rdsd.v1.Endpoint
+	49, // 52: rdsd.v1.ListQueueResponse.datagram:type_name -> rdsd.v1.QueuedDatagram
+	5,  // 53: rdsd.v1.QueuedDatagram.kind:type_name -> rdsd.v1.QueueKind
+	7,  // 54: rdsd.v1.QueuedDatagram.local:type_name -> rdsd.v1.Endpoint
+	7,  // 55: rdsd.v1.QueuedDatagram.remote:type_name -> rdsd.v1.Endpoint
+	52, // 56: rdsd.v1.GetCountersResponse.counter:type_name -> rdsd.v1.Counter
+	55, // 57: rdsd.v1.ListCongestionResponse.port:type_name -> rdsd.v1.CongestedPort
+	7,  // 58: rdsd.v1.CongestedPort.endpoint:type_name -> rdsd.v1.Endpoint
+	56, // 59: rdsd.v1.CongestedPort.culprit:type_name -> rdsd.v1.Culprit
+	7,  // 60: rdsd.v1.Culprit.source:type_name -> rdsd.v1.Endpoint
+	7,  // 61: rdsd.v1.CongestionNotice.endpoint:type_name -> rdsd.v1.Endpoint
+	7,  // 62: rdsd.v1.GetCongestionHistoryRequest.endpoint:type_name -> rdsd.v1.Endpoint
+	61, // 63: rdsd.v1.CongestionHistory.port:type_name -> rdsd.v1.PortHistory
+	61, // 64: rdsd.v1.CongestionHistory.others:type_name -> rdsd.v1.PortHistory
+	7,  // 65: rdsd.v1.PortHistory.endpoint:type_name -> rdsd.v1.Endpoint
+	56, // 66: rdsd.v1.PortHistory.culprit:type_name -> rdsd.v1.Culprit
+	7,  // 67: rdsd.v1.CancelSentRequest.local:type_name -> rdsd.v1.Endpoint
+	7,  // 68: rdsd.v1.CancelSentRequest.destination:type_name -> rdsd.v1.Endpoint
+	7,  // 69: rdsd.v1.CloseSocketRequest.local:type_name -> rdsd.v1.Endpoint
+	72, // 70: rdsd.v1.ListErrorsResponse.error:type_name -> rdsd.v1.LoggedError
+	7,  // 71: rdsd.v1.TraceRequest.source:type_name -> rdsd.v1.Endpoint
+	7,  // 72: rdsd.v1.TraceRequest.destination:type_name -> rdsd.v1.Endpoint
+	7,  // 73: rdsd.v1.TraceRequest.either:type_name -> rdsd.v1.Endpoint
+	77, // 74: rdsd.v1.TraceReport.start:type_name -> rdsd.v1.TraceStart
+	78, // 75: rdsd.v1.TraceReport.event:type_name -> rdsd.v1.TraceEvent
+	6,  // 76: rdsd.v1.TraceEvent.stage:type_name -> rdsd.v1.TraceStage
+	7,  // 77: rdsd.v1.TraceEvent.source:type_name -> rdsd.v1.Endpoint
+	7,  // 78: rdsd.v1.TraceEvent.destination:type_name -> rdsd.v1.Endpoint
+	1,  // 79: rdsd.v1.TraceEvent.outcome:type_name -> rdsd.v1.OutcomeKind
+	81, // 80: rdsd.v1.ListCongestionMapsResponse.map:type_name -> rdsd.v1.CongestionMap
+	8,  // 81: rdsd.v1.Datagrams.Open:input_type -> rdsd.v1.ClientMessage
+	36, // 82: rdsd.v1.Admin.GetStatus:input_type -> rdsd.v1.GetStatusRequest
+	40, // 83: rdsd.v1.Admin.ListPeers:input_type -> rdsd.v1.ListPeersRequest
+	44, // 84: rdsd.v1.Admin.ListSockets:input_type -> rdsd.v1.ListSocketsRequest
+	47, // 85: rdsd.v1.Admin.ListQueue:input_type -> rdsd.v1.ListQueueRequest
+	50, // 86: rdsd.v1.Admin.GetCounters:input_type -> rdsd.v1.GetCountersRequest
+	53, // 87: rdsd.v1.Admin.ListCongestion:input_type -> rdsd.v1.ListCongestionRequest
+	57, // 88: rdsd.v1.Admin.WatchCongestion:input_type -> rdsd.v1.WatchCongestionRequest
+	59, // 89: rdsd.v1.Admin.GetCongestionHistory:input_type -> rdsd.v1.GetCongestionHistoryRequest
+	62, // 90: rdsd.v1.Admin.Ping:input_type -> rdsd.v1.PingRequest
+	64, // 91: rdsd.v1.Admin.DropPath:input_type -> rdsd.v1.DropPathRequest
+	66, // 92: rdsd.v1.Admin.CancelSent:input_type -> rdsd.v1.CancelSentRequest
+	68, // 93: rdsd.v1.Admin.CloseSocket:input_type -> rdsd.v1.CloseSocketRequest
+	70, // 94: rdsd.v1.Admin.ListErrors:input_type -> rdsd.v1.ListErrorsRequest
+	73, // 95: rdsd.v1.Admin.GetConfig:input_type -> rdsd.v1.GetConfigRequest
+	75, // 96: rdsd.v1.Admin.Trace:input_type -> rdsd.v1.TraceRequest
+	79, // 97: rdsd.v1.Admin.ListCongestionMaps:input_type -> rdsd.v1.ListCongestionMapsRequest
+	9,  // 98: rdsd.v1.Datagrams.Open:output_type -> rdsd.v1.ServerMessage
+	37, // 99: rdsd.v1.Admin.GetStatus:output_type -> rdsd.v1.Status
+	41, // 100: rdsd.v1.Admin.ListPeers:output_type -> rdsd.v1.ListPeersResponse
+	45, // 101: rdsd.v1.Admin.ListSockets:output_type -> rdsd.v1.ListSocketsResponse
+	48, // 102: rdsd.v1.Admin.ListQueue:output_type -> rdsd.v1.ListQueueResponse
+	51, // 103: rdsd.v1.Admin.GetCounters:output_type -> rdsd.v1.GetCountersResponse
+	54, // 104: rdsd.v1.Admin.ListCongestion:output_type -> rdsd.v1.ListCongestionResponse
+	58, // 105: rdsd.v1.Admin.WatchCongestion:output_type -> rdsd.v1.CongestionNotice
+	60, // 106: rdsd.v1.Admin.GetCongestionHistory:output_type -> rdsd.v1.CongestionHistory
+	63, // 107: rdsd.v1.Admin.Ping:output_type -> rdsd.v1.PingResponse
+	65, // 108: rdsd.v1.Admin.DropPath:output_type -> rdsd.v1.DropPathResponse
+	67, // 109: rdsd.v1.Admin.CancelSent:output_type -> rdsd.v1.CancelSentResponse
+	69, // 110: rdsd.v1.Admin.CloseSocket:output_type -> rdsd.v1.CloseSocketResponse
+	71, // 111: rdsd.v1.Admin.ListErrors:output_type -> rdsd.v1.ListErrorsResponse
+	74, // 112: rdsd.v1.Admin.GetConfig:output_type -> rdsd.v1.GetConfigResponse
+	76, // 113: rdsd.v1.Admin.Trace:output_type -> rdsd.v1.TraceReport
+	80, // 114: rdsd.v1.Admin.ListCongestionMaps:output_type -> rdsd.v1.ListCongestionMapsResponse
+	98, // [98:115] is the sub-list for method output_type
+	81, // [81:98] is the sub-list for method input_type
+	81, // [81:81] is the sub-list for extension type_name
+	81, // [81:81] is the sub-list for extension extendee
+	0,  // [0:81] is the sub-list for field type_name
 }
 
 func init() { file_rdsd_v1_rdsd_proto_init() }

@@ -41,6 +41,8 @@ export class Sockets {
   }
 }
 
+const nothingWaits = 'No datagram of this socket waits anywhere.';
+
 export class Socket {
   nav = '/sockets';
   topics = ['sockets', 'congestion', 'history'];
@@ -57,7 +59,7 @@ export class Socket {
     this.hour = h('p', { class: 'note' });
     this.culprits = h('ul', { class: 'plain' });
     this.datagrams = new Table({
-      title: 'Datagrams that wait', filter: false, empty: 'No datagram of this socket waits anywhere.', key: (d) => `${d.kind} ${d.at}`,
+      title: 'Datagrams that wait', filter: false, empty: nothingWaits, key: (d) => `${d.kind} ${d.at}`,
       columns: [
         { id: 'at', label: 'Place', num: true, value: (d) => d.at },
         { id: 'kind', label: 'Queue', value: (d) => ({ send: 'to be sent', retrans: 'sent, unacknowledged', recv: 'received, unread' })[word(d.kind, 'QUEUE_KIND')] },
@@ -68,24 +70,27 @@ export class Socket {
       ],
     });
     this.here = h('div', null, card('What it is', this.facts.el), h('section', { class: 'card' }, this.queues.el));
-    this.waiting = card('Datagrams that wait', this.datagrams.el);
+    this.beyond = h('p', { class: 'note', hidden: true }, 'More wait than are shown.');
+    this.waiting = card('Datagrams that wait', this.datagrams.el, this.beyond);
     this.el = h('div', null,
       h('p', { class: 'crumb' }, link('#/sockets', 'Sockets'), ' / '),
       h('h1', null, `Socket ${name} `, this.state),
       this.here,
       card('Congestion', this.who.el, h('h3', null, 'The last hour'), this.canvas, this.hour, h('h3', null, 'Who fills it'), this.culprits),
       this.waiting);
+    this.waiting.hidden = true;
     this.timer = setInterval(() => this.look(), 2000);
-    this.look();
   }
 
-  /** look asks for the queue, which no stream brings: it may be long. */
+  /** look asks for the queue of a socket that is here, which no stream brings: it may be long. */
   async look() {
-    if (document.hidden || this.gone) return;
+    if (document.hidden || this.gone || this.waiting.hidden) return;
     try {
-      const answer = await fetch('/api/v1/queue?limit=5000');
+      const answer = await fetch(`/api/v1/queue?limit=100&local=${encodeURIComponent(this.name)}`);
       if (!answer.ok || this.gone) return;
-      const list = (await answer.json()).datagram.filter((d) => endpoint(d.local) === this.name).slice(0, 100);
+      const { datagram: list, truncated } = await answer.json();
+      this.beyond.hidden = !truncated || !list.length;
+      this.datagrams.empty.textContent = truncated ? 'None of this socket is among the first of the many that wait on this node.' : nothingWaits;
       list.forEach((d, i) => { d.at = i + 1; });
       this.datagrams.update(list);
     } catch {
@@ -103,7 +108,9 @@ export class Socket {
       this.state.replaceChildren(...(state ? [pill(state, now ? 'bad' : s || p ? 'ok' : 'idle')] : []));
     }
     this.here.hidden = !s;
+    const appeared = s && this.waiting.hidden;
     this.waiting.hidden = !s;
+    if (appeared) this.look();
     if (s) {
       this.facts.update([
         ['Owner', owner(s.program, s.pid, s.uid)], ['Label', s.label || '–'],

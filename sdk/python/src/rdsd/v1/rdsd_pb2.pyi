@@ -1695,18 +1695,26 @@ class ListQueueRequest(_message.Message):
 
     KIND_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
+    LOCAL_FIELD_NUMBER: _builtins.int
     kind: Global___QueueKind.ValueType
     limit: _builtins.int
     """0: 1000"""
+    @_builtins.property
+    def local(self) -> Global___Endpoint:
+        """Only what an endpoint of this node has sent or is to read; absent: all. Of the
+        datagrams that the node is to send 200000 are looked at for them.
+        """
+
     def __init__(
         self,
         *,
         kind: Global___QueueKind.ValueType = ...,
         limit: _builtins.int = ...,
+        local: Global___Endpoint = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["local", b"local"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "limit", b"limit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "limit", b"limit", "local", b"local"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1719,6 +1727,7 @@ class ListQueueResponse(_message.Message):
     DATAGRAM_FIELD_NUMBER: _builtins.int
     TRUNCATED_FIELD_NUMBER: _builtins.int
     truncated: _builtins.bool
+    """there are more, or more were to be looked at"""
     @_builtins.property
     def datagram(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueuedDatagram]: ...
     def __init__(
