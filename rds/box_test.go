@@ -31,6 +31,7 @@ type box struct {
 	reserve *buf.Buf
 	asked   int // Reserve
 	calls   int // of the client's own, that wait: Felt
+	felt    int // how often Felt was called
 }
 
 type boxed struct {
@@ -59,7 +60,10 @@ func (b *box) Place(from *Peer, a conn.Arrival) (int, bool) {
 	return cost, true
 }
 
-func (b *box) Felt(*Dest) (uint64, int) { return 0, b.calls }
+func (b *box) Felt(*Dest) (uint64, int) {
+	b.felt++
+	return 0, b.calls
+}
 
 func (b *box) Done(d Decided) {
 	b.done = append(b.done, fmt.Sprintf("%d: %d+%d %v", d.Cookie, d.Tag, d.Count, d.Outcome))

@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/rdsd/rdsd/cong"
 	"github.com/rdsd/rdsd/wire"
 )
 
@@ -194,21 +193,27 @@ type CongestedPort struct {
 	Endpoint netip.AddrPort
 	Local    bool
 	Since    time.Duration // when it became congested
-	Blocked  uint64        // sends refused or made to wait since, of sockets of which one is there
-	Waiting  int           // sockets of this node that wait for it
+	Blocked  uint64        // sends refused or made to wait since, of sockets of which one is there; see felt
+	Waiting  int           // sockets of this node that wait for it; see felt
 	Socket   *Socket       // local: whose it is
 	Reader   *wire.Reader  // a port of another node: its daemon's answer (AskReaders), nil without one
 }
 
+// feltMost bounds the destinations of one port that felt looks at.
+const feltMost = 1024
+
 // felt adds the sends that clients themselves held back, and which never reached the
-// engine.
-func (pe *Peer) felt(port uint16, c *CongestedPort) {
+// engine, and returns how many destinations it looked at. Each costs a look at the memory of
+// a client, and users open as many to one port as they like: of more than feltMost the
+// others are left out.
+func (pe *Peer) felt(port uint16, c *CongestedPort) (looks int) {
 	pp := pe.ports[port]
 	if pp == nil {
-		return
+		return 0
 	}
-	pp.opened.each(byOpened, func(f *flow) {
+	for f := pp.opened.head; f != nil && looks < feltMost; f = f.links[byOpened].next {
 		waits := false
+		looks += len(f.dests)
 		for _, d := range f.dests {
 			if w, ok := f.s.sink.(Witness); ok {
 				held, waiting := w.Felt(d)
@@ -221,20 +226,22 @@ func (pe *Peer) felt(port uint16, c *CongestedPort) {
 		if waits && !f.links[byWaiting].on {
 			c.Waiting++
 		}
-	})
+	}
+	return looks
 }
 
 // Self is this address as a peer of itself.
 func (e *Engine) Self() *Peer { return e.loop }
 
-// CongestedOf calls f for the congested ports of pe (Self: ours) from port from on, most
-// of them, and says how many they were and where to go on: -1 at the end.
-func (e *Engine) CongestedOf(pe *Peer, from, most int, f func(*CongestedPort)) (n, next int) {
+// CongestedOf calls f for the congested ports of pe (Self: ours) from port from on, until they
+// have cost most or more, and says what they cost and where to go on: -1 at the end. A port
+// costs 1, and 1 more for each destination open to it that was looked at.
+func (e *Engine) CongestedOf(pe *Peer, from, most int, f func(*CongestedPort)) (cost, next int) {
 	m := pe.cmap
-	for ; n < most; n++ {
+	for cost < most {
 		port, ok := m.Next(from)
 		if !ok {
-			return n, -1
+			return cost, -1
 		}
 		from = int(port) + 1
 		c := CongestedPort{Endpoint: netip.AddrPortFrom(pe.addr, port), Local: pe == e.loop, Since: pe.mapAt}
@@ -250,16 +257,16 @@ func (e *Engine) CongestedOf(pe *Peer, from, most int, f func(*CongestedPort)) (
 				c.Since = c.Socket.congestedAt
 			}
 		}
-		pe.felt(port, &c)
+		cost += 1 + pe.felt(port, &c)
 		f(&c)
 	}
-	return n, from
+	return cost, from
 }
 
 // CongestedPorts lists the congested ports, ours first.
 func (e *Engine) CongestedPorts() (l []CongestedPort) {
 	for _, pe := range append([]*Peer{e.loop}, e.order...) {
-		e.CongestedOf(pe, 0, cong.Ports, func(c *CongestedPort) { l = append(l, *c) })
+		e.CongestedOf(pe, 0, math.MaxInt, func(c *CongestedPort) { l = append(l, *c) })
 	}
 	return l
 }

@@ -100,6 +100,61 @@ func TestCongestedPages(t *testing.T) {
 	}
 }
 
+// A page of CongestedOf asks few clients what they held back, however many destinations are
+// open to its ports, and each port is listed.
+func TestCongestedPagesOfManyFlows(t *testing.T) {
+	e, now := lone(t, nil)
+	const ports, openers = 64, 40
+	for i := range ports {
+		e.setCongested(now, uint16(1000+i), true)
+	}
+	var boxes []*box
+	for i := range openers {
+		b := bindBox(t, e, uint16(5000+i), 1<<20, SocketOptions{})
+		b.calls = 1
+		boxes = append(boxes, b)
+		for i := range ports {
+			mustOpen(t, b.s, netip.AddrPortFrom(e.local, uint16(1000+i)), nil)
+		}
+	}
+	asked := func() (n int) {
+		for _, b := range boxes {
+			n, b.felt = n+b.felt, 0
+		}
+		return n
+	}
+	const most = 128
+	next := uint16(1000)
+	for from := 0; from >= 0; {
+		_, from = e.CongestedOf(e.Self(), from, most, func(c *CongestedPort) {
+			if c.Endpoint.Port() != next || c.Waiting != openers {
+				t.Errorf("%v with %d sockets that wait, want port %d and %d", c.Endpoint, c.Waiting, next, openers)
+			}
+			next++
+		})
+		if n := asked(); n > most+openers {
+			t.Fatalf("%d destinations were looked at for one page of %d", n, most)
+		}
+	}
+	if next != 1000+ports {
+		t.Errorf("the last port listed is %d", next-1)
+	}
+
+	// Of one port with very many destinations some are looked at.
+	for i := range feltMost {
+		mustOpen(t, bindBox(t, e, uint16(10000+i), 0, SocketOptions{}).s, netip.AddrPortFrom(e.local, 1000), nil)
+	}
+	for _, s := range e.Bound() {
+		if b := s.sink.(*box); b.s.port >= 10000 {
+			boxes = append(boxes, b)
+		}
+	}
+	asked()
+	if cost, next := e.CongestedOf(e.Self(), 0, 1, func(*CongestedPort) {}); cost != 1+feltMost || next != 1001 || asked() != feltMost {
+		t.Errorf("a port that %d destinations are open to costs %d, and port %d is next", openers+feltMost, cost, next)
+	}
+}
+
 // What makes a train unfit, at the last fit and the first unfit value.
 func TestTrainEdges(t *testing.T) {
 	const largest = 1000

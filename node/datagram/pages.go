@@ -12,7 +12,7 @@ import (
 // some ten microseconds for ten thousand.
 
 // PageSize is how many peers, sockets, ports or datagrams are described before the
-// lock is let go.
+// lock is let go. A port counts as one more for each destination that is open to it.
 const PageSize = 128
 
 // Look and Unlook are Lock and Unlock for lists. Whoever looks waits for others that look
@@ -74,9 +74,12 @@ func (h *Local) EachCongested(f func(e *rds.Engine, c *rds.CongestedPort), page 
 		for from := 0; len(peers) > 0 && left > 0; {
 			e := h.Look()
 			for most := PageSize; len(peers) > 0 && most > 0 && left > 0; {
-				var n int
-				n, from = e.CongestedOf(peers[0], from, min(most, left), func(c *rds.CongestedPort) { f(e, c) })
-				most, left = most-1-n, left-n
+				var cost int
+				cost, from = e.CongestedOf(peers[0], from, min(most, left), func(c *rds.CongestedPort) {
+					left--
+					f(e, c)
+				})
+				most -= 1 + cost
 				if from < 0 {
 					peers, from = peers[1:], 0
 				}
