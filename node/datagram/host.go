@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -220,17 +221,19 @@ func (a *Host) Read(s *Snapshot) {
 	l := a.deps.Conf().Limits
 	peers := base.Budget{Name: "peers", Limit: uint64(l.MaxPeers * len(a.list))} // each address has a table
 	for _, h := range a.list {
-		e, now := h.Lock()
-		c := h.e.OwnCounters()
+		e := h.Look()
+		// A peer that is forgotten from here on is in the list, with what it counted, and one that was
+		// before is in the engine's own: no counter goes back.
+		c, list := e.OwnCounters(), slices.Clone(e.Peers())
 		n, full := e.NoPlace()
 		peers.Refused += n
-		if ago := max(now-full, 1); full != 0 && (peers.RefusedAgo == 0 || ago < peers.RefusedAgo) {
+		if ago := max(h.StepTime()-full, 1); full != 0 && (peers.RefusedAgo == 0 || ago < peers.RefusedAgo) {
 			peers.RefusedAgo = ago
 		}
-		s.Queueing.Merge(h.e.QueueNs())
-		s.Rtt.Merge(h.e.RTTNs())
-		h.Unlock()
-		h.EachPeer(func(_ *rds.Engine, pe *rds.Peer) {
+		s.Queueing.Merge(e.QueueNs())
+		s.Rtt.Merge(e.RTTNs())
+		h.Unlook()
+		byPages(h, list, func(_ *rds.Engine, pe *rds.Peer) {
 			q, k := pe.Conn().Queued(), pe.Counters()
 			c.Add(&k)
 			s.Peers = append(s.Peers, PeerSnapshot{Local: h.addr, Remote: pe.Addr(), Up: pe.Conn().Up(),

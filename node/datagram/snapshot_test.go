@@ -6,10 +6,13 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
+	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/wire"
 )
 
 // TestSnapshotOfHosts: what the daemon shows of its hosts is what they have.
@@ -71,5 +74,66 @@ func TestSnapshotOfPeers(t *testing.T) {
 	}
 	if got := peers(); got.Refused != 1 || got.RefusedAgo <= 0 {
 		t.Errorf("after a refusal: %+v", got)
+	}
+}
+
+// TestSnapshotWhilePeersGo: what a peer counted is in the sum of a snapshot also when the peer makes
+// room for others while the snapshot waits for its turn, between its pages or before them.
+func TestSnapshotWhilePeersGo(t *testing.T) {
+	s := newSeam(t, func(c *rds.Config) { c.AllowPeer = nil })
+	k := s.bind(rds.SocketOptions{})
+	addr := netip.MustParseAddr("198.51.100.0")
+	const n = 3 * PageSize
+	e, _ := s.h.Lock()
+	for range n {
+		addr = addr.Next()
+		pe, err := e.Peer(addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if v := pe.Deliver(conn.Arrival{SPort: 9, DPort: k.Addr().Port(), Train: wire.One([]byte("x"))}); v != conn.Placed {
+			t.Fatal(v)
+		}
+	}
+	s.h.Unlock()
+	evict := func() bool {
+		e, now := s.h.Lock()
+		defer s.h.Unlock()
+		return e.Evict(now)
+	}
+	read := func() uint64 {
+		var snap Snapshot
+		s.a.Read(&snap)
+		return snap.Counters.RecvQueued
+	}
+	if got := read(); got != n {
+		t.Fatalf("%d datagrams are counted, want %d", got, n)
+	}
+	s.h.looking.Lock() // another list is being made
+	sum := make(chan uint64)
+	go func() { sum <- read() }()
+	time.Sleep(20 * time.Millisecond)
+	if !evict() {
+		t.Fatal("no peer goes")
+	}
+	s.h.looking.Unlock()
+	if got := <-sum; got != n {
+		t.Errorf("%d datagrams are counted when a peer has gone, want %d", got, n)
+	}
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		for evict() {
+		}
+	}()
+	for over := false; !over; {
+		select {
+		case <-gone:
+			over = true
+		default:
+		}
+		if got := read(); got != n {
+			t.Fatalf("%d datagrams are counted while peers go, want %d", got, n)
+		}
 	}
 }
