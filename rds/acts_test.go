@@ -23,7 +23,8 @@ func (m *machine) act(rng *rand.Rand) {
 		m.e.AddressLost(m.now)
 		m.settle()
 	case n == 1:
-		m.note("%d answers are due of %d asked for", m.e.ReadersDue(), m.e.AskReaders())
+		was := m.e.ReadersDue()
+		m.note("%d answers are due of %d asked for", was, askAll(m.e))
 	case n < 4 && len(m.links) > 0:
 		m.tellOrAsk(rng, m.links[rng.Intn(len(m.links))])
 	case n == 4:

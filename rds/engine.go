@@ -123,6 +123,7 @@ type Engine struct {
 	here     uint64           // messages placed that stayed at this address
 	lastPeer *Peer            // of the last lookup
 	named    map[uint32]share // peers that never answered, by the user that named them
+	asked    int              // of all peers, see Peer.asked
 	evictAt  int              // where in order to look for a place
 	noPlace  uint64           // peers for which there was none
 	fullAt   time.Duration    // when that was last because nobody rested; 0: never

@@ -167,6 +167,8 @@ func (e *Engine) forgetPeer(pe *Peer) {
 		}
 	}
 	pe.answer()
+	e.asked -= int(pe.asked)
+	pe.asked = 0
 	e.unorder(pe.at)
 	delete(e.peers, pe.addr)
 	if pe.account != nil {

@@ -36,8 +36,9 @@ type Peer struct {
 	answered     bool   // something is there
 	portsMost    uint32 // of ports; see fit
 
-	asked  int           // answers due to AskReaders
-	asking time.Duration // when the peer's last question was
+	asked   uint16        // answers due to AskReaders
+	askFrom uint16        // port that the next question begins with
+	asking  time.Duration // when the peer's last question was
 
 	at      int // in Engine.order
 	origin  origin

@@ -16,6 +16,9 @@ import (
 // does not know the question leaves it unanswered.
 
 const (
+	// askLook bounds the peers and ports that are looked at for questions with the lock held, except
+	// that the last peer has its question.
+	askLook = 1024
 	// answerEvery is the least time between two answers to one peer: looking at a
 	// queue costs more than asking for it.
 	answerEvery = 20 * time.Millisecond
@@ -27,37 +30,64 @@ const (
 	answerTime = time.Microsecond
 )
 
-// AskReaders asks the peers that are another rdsd about their congested ports which
-// concern sockets of this node. It returns how many answers may come (ReadersDue).
-func (e *Engine) AskReaders() (due int) {
-	for _, pe := range e.order {
+// AskReaders asks those of l that are another rdsd about their congested ports which concern
+// sockets of this node, and forgets what was asked before. It returns how many answers may come
+// (ReadersDue), and how many of l, at least one, it has come to: it ends after about
+// askLook peers and ports.
+func (e *Engine) AskReaders(l []*Peer) (due, n int) {
+	for cost := 0; n < len(l) && cost < askLook; n++ {
+		pe := l[n]
+		e.asked -= int(pe.asked)
 		pe.asked = 0
-		if pe.cmap.Len() == 0 || pe.c.Kind() != conn.KindRdsd {
+		cost++
+		if pe.cmap.Len() == 0 || pe.c.Kind() != conn.KindRdsd || e.peers[pe.addr] != pe {
 			continue
 		}
-		var ports []uint16
+		ports, looks := pe.portsToAsk()
+		cost += looks
+		if len(ports) > 0 && pe.c.Tell(wire.CtlAskPorts, wire.AppendPorts(nil, ports)) {
+			pe.askFrom = ports[len(ports)-1] + 1
+			pe.asked = uint16(len(ports))
+			e.asked += len(ports)
+			due += len(ports)
+		}
+	}
+	return due, n
+}
+
+// portsToAsk is what the next question is about, and how many ports were looked at for it. A question
+// has few ports, so each goes on where the last one ended.
+func (pe *Peer) portsToAsk() (ports []uint16, looks int) {
+	concerns := func(pp *peerPort) bool { return pp != nil && (pp.opened.n > 0 || pp.waiters.n > 0 || pp.blocked > 0) }
+	if len(pe.ports) <= askLook {
 		for port, pp := range pe.ports {
-			if pe.cmap.Congested(port) && (pp.opened.n > 0 || pp.waiters.n > 0 || pp.blocked > 0) {
+			if pe.cmap.Congested(port) && concerns(pp) {
 				ports = append(ports, port)
 			}
 		}
 		slices.Sort(ports)
-		ports = ports[:min(len(ports), wire.MaxAskedPorts)]
-		if len(ports) > 0 && pe.c.Tell(wire.CtlAskPorts, wire.AppendPorts(nil, ports)) {
-			pe.asked = len(ports)
-			due += pe.asked
+		k, _ := slices.BinarySearch(ports, pe.askFrom)
+		ports = append(ports[k:], ports[:k]...)
+		return ports[:min(len(ports), wire.MaxAskedPorts)], len(pe.ports)
+	}
+	// A table of so many is not walked. The map has an order, and a walk in it can stop anywhere.
+	for from := pe.askFrom; looks < min(askLook, pe.cmap.Len()) && len(ports) < wire.MaxAskedPorts; looks++ {
+		port, ok := pe.cmap.Next(int(from))
+		if !ok {
+			port, _ = pe.cmap.Next(0)
+		}
+		from = port + 1
+		if concerns(pe.ports[port]) {
+			ports = append(ports, port)
+		} else if len(ports) == 0 {
+			pe.askFrom = from
 		}
 	}
-	return due
+	return ports, looks
 }
 
-// ReadersDue is how many answers to the last AskReaders have not come.
-func (e *Engine) ReadersDue() (n int) {
-	for _, pe := range e.order {
-		n += pe.asked
-	}
-	return n
-}
+// ReadersDue is how many answers to the last questions have not come.
+func (e *Engine) ReadersDue() int { return e.asked }
 
 // readerTold takes the peer's answer about one of its ports.
 func (pe *Peer) readerTold(now time.Duration, payload []byte) error {
@@ -65,7 +95,10 @@ func (pe *Peer) readerTold(now time.Duration, payload []byte) error {
 	if err != nil {
 		return err
 	}
-	pe.asked = max(0, pe.asked-1)
+	if pe.asked > 0 {
+		pe.asked--
+		pe.e.asked--
+	}
 	// A peer may tell of ports that were not asked about. Only those that concern a socket
 	// here have a place to keep it.
 	if pp := pe.ports[r.Port]; pp != nil {

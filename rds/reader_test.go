@@ -39,6 +39,15 @@ func portOf(t *testing.T, e *Engine, ep netip.AddrPort) CongestedPort {
 	return CongestedPort{}
 }
 
+// askAll asks all peers.
+func askAll(e *Engine) (due int) {
+	for l := e.Peers(); len(l) > 0; {
+		d, n := e.AskReaders(l)
+		due, l = due+d, l[n:]
+	}
+	return due
+}
+
 // The sender's node learns from the reader's who does not read and who fills the
 // port, when it asks.
 func TestReaderIsTold(t *testing.T) {
@@ -56,7 +65,7 @@ func TestReaderIsTold(t *testing.T) {
 	if err := s.Send(w.now, r.Addr(), nil, 0, Quiet); err == nil { // now it concerns somebody
 		t.Fatal("a congested port took a datagram")
 	}
-	if due := w.a.AskReaders(); due != 1 {
+	if due := askAll(w.a); due != 1 {
 		t.Fatalf("%d answers due, want 1", due)
 	}
 	w.run()
@@ -76,13 +85,13 @@ func TestReaderIsTold(t *testing.T) {
 	}
 
 	// Questions in a hurry have no answer; later ones do.
-	w.a.AskReaders()
+	askAll(w.a)
 	w.run()
 	if due := w.a.ReadersDue(); due != 1 {
 		t.Errorf("%d answers due after a question in a hurry, want 1", due)
 	}
 	w.advance(answerEvery)
-	w.a.AskReaders()
+	askAll(w.a)
 	w.run()
 	if due := w.a.ReadersDue(); due != 0 {
 		t.Errorf("%d answers due, want 0", due)
@@ -102,6 +111,85 @@ func TestReaderIsTold(t *testing.T) {
 	congest(t, w, s, r.Addr())
 	if c := portOf(t, w.a, r.Addr()); c.Reader != nil {
 		t.Errorf("%+v is of the congestion before", c.Reader)
+	}
+}
+
+// A question has few ports, and each goes on where the last one ended: the readers of all ports are told,
+// however many they are and however many others concern sockets here.
+func TestReadersOfManyPorts(t *testing.T) {
+	for _, others := range []int{0, 2 * askLook} {
+		w := newPair(t)
+		b := bindBox(t, w.a, 5000, 1<<20, SocketOptions{SndBufBytes: 1 << 20})
+		if err := b.s.Send(w.now, netip.AddrPortFrom(w.b.local, 0), nil, 0, Quiet); err != nil {
+			t.Fatal(err)
+		}
+		w.run()
+		const ports = wire.MaxAskedPorts + 4
+		first := 100
+		for i := range ports {
+			bind(t, w.b, uint16(4000+i), SocketOptions{UID: uint32(i)}).congested = true
+			w.b.setCongested(w.now, uint16(4000+i), true)
+		}
+		// Some are congested and of no concern here, some concern a socket and are clear.
+		for i := range others {
+			w.b.setCongested(w.now, uint16(first+i), true)
+			mustOpen(t, b.s, netip.AddrPortFrom(w.b.local, uint16(10000+i)), nil)
+		}
+		for i := range ports {
+			mustOpen(t, b.s, netip.AddrPortFrom(w.b.local, uint16(4000+i)), nil)
+		}
+		w.run()
+		w.advance(time.Second)
+		// With very many there are questions without a port in between.
+		named := 0
+		for range 2 + 2*others/askLook {
+			askAll(w.a)
+			w.run()
+			w.advance(answerEvery)
+		}
+		for _, c := range w.a.CongestedPorts() {
+			if r := c.Reader; r != nil {
+				named++
+				if r.UID != uint32(c.Endpoint.Port()-4000) {
+					t.Errorf("%v is read by %+v", c.Endpoint, r)
+				}
+			}
+		}
+		if named != ports {
+			t.Errorf("beside %d others, of %d congested ports the readers of %d are told", others, ports, named)
+		}
+		if due := w.a.ReadersDue(); due != 0 {
+			t.Errorf("%d answers still due", due)
+		}
+	}
+}
+
+// The peers are asked in parts.
+func TestReadersAreAskedInParts(t *testing.T) {
+	e, _ := lone(t, func(c *Config) { c.MaxPeers = 3 * askLook })
+	addr := netip.MustParseAddr("10.1.0.0")
+	for range 2*askLook + 1 {
+		addr = addr.Next()
+		if _, err := e.Peer(addr); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l := e.Peers()
+	for _, want := range []int{askLook, askLook, 1} {
+		_, n := e.AskReaders(l)
+		if n != want {
+			t.Errorf("%d peers are asked at once, want %d", n, want)
+		}
+		l = l[n:]
+	}
+	// One with a table of many ports is the last of its part.
+	pe := e.Peers()[0]
+	for port := range uint16(askLook) {
+		pe.block(0, port)
+		pe.CongestionDelta(0, wire.PortState{Port: port, Congested: true})
+	}
+	if _, looks := pe.portsToAsk(); looks != askLook {
+		t.Errorf("%d ports are looked at, want %d", looks, askLook)
 	}
 }
 

@@ -64,6 +64,13 @@ func (e *Engine) holds(t testing.TB) {
 			t.Errorf("%v: waits for room: %v", pe.addr, pe.isFull)
 		}
 	}
+	asked := 0
+	for _, pe := range e.order {
+		asked += int(pe.asked)
+	}
+	if asked != e.asked {
+		t.Errorf("%d answers of peers' readers are due, and %d are counted", asked, e.asked)
+	}
 	for uid, of := range e.named {
 		if of.peers != named[uid] {
 			t.Errorf("user %d: %d peers are counted that it named and that never answered, and %d are there", uid, of.peers, named[uid])

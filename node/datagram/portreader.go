@@ -2,6 +2,7 @@ package datagram
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/wire"
@@ -50,4 +51,18 @@ func (h *Local) Reader(port uint16, fillers int) (r PortReader, ok bool) {
 	}
 	h.Unlook()
 	return r, ok
+}
+
+// AskReaders has the peers asked about their congested ports, some with the lock held at a time, and
+// returns how many answers may come (rds.Engine.ReadersDue).
+func (h *Local) AskReaders() (due int) {
+	e := h.Look()
+	l := slices.Clone(e.Peers())
+	h.Unlook()
+	for len(l) > 0 {
+		d, n := h.Look().AskReaders(l)
+		h.Unlook()
+		due, l = due+d, l[n:]
+	}
+	return due
 }

@@ -26,8 +26,7 @@ const readersTime = 150 * time.Millisecond
 func askReaders(ctx context.Context, l []*datagram.Local) {
 	due := 0
 	for _, h := range l {
-		due += h.Look().AskReaders()
-		h.Unlook()
+		due += h.AskReaders()
 	}
 	ctx, cancel := context.WithTimeout(ctx, readersTime)
 	defer cancel()
