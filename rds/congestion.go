@@ -3,6 +3,7 @@ package rds
 import (
 	"math"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/rdsd/rdsd/wire"
@@ -233,40 +234,82 @@ func (pe *Peer) felt(port uint16, c *CongestedPort) (looks int) {
 // Self is this address as a peer of itself.
 func (e *Engine) Self() *Peer { return e.loop }
 
+// Ports says which ports CongestedOf lists.
+type Ports uint8
+
+const (
+	AllPorts       Ports = iota
+	ConcernedPorts       // those that concern a socket here
+	OtherPorts           // the rest
+)
+
+// lookShare is how many ports that are passed over cost as much as one that is listed.
+const lookShare = 8
+
 // CongestedOf calls f for the congested ports of pe (Self: ours) from port from on, until they
 // have cost most or more, and says what they cost and where to go on: -1 at the end. A port
 // costs 1, and 1 more for each destination open to it that was looked at.
-func (e *Engine) CongestedOf(pe *Peer, from, most int, f func(*CongestedPort)) (cost, next int) {
-	m := pe.cmap
-	for cost < most {
-		port, ok := m.Next(from)
+func (e *Engine) CongestedOf(pe *Peer, which Ports, from, most int, f func(*CongestedPort)) (cost, next int) {
+	// A few ports that concern somebody are found without the others, of which there may be 65,536.
+	if which == ConcernedPorts && len(pe.ports) <= askLook {
+		var ports []uint16
+		for port := range pe.ports {
+			if int(port) >= from && pe.cmap.Congested(port) {
+				ports = append(ports, port)
+			}
+		}
+		slices.Sort(ports)
+		looks := len(pe.ports) / lookShare
+		for _, port := range ports {
+			if cost >= most {
+				return cost + looks, int(port)
+			}
+			cost += pe.list(port, f)
+		}
+		return cost + looks, -1
+	}
+	for looks := 0; cost < most; {
+		port, ok := pe.cmap.Next(from)
 		if !ok {
 			return cost, -1
 		}
 		from = int(port) + 1
-		c := CongestedPort{Endpoint: netip.AddrPortFrom(pe.addr, port), Local: pe == e.loop, Since: pe.mapAt}
-		// More is known of ports that concern a socket here.
-		if pp := pe.ports[port]; pp != nil {
-			c.Since, c.Blocked, c.Waiting = pp.since, pp.blocked, pp.waiters.n
-			if pp.readerAt >= pp.since { // not of an earlier congestion
-				c.Reader = pp.reader
+		if which != AllPorts && (pe.ports[port] != nil) != (which == ConcernedPorts) {
+			if looks++; looks%lookShare == 0 {
+				cost++
 			}
+			continue
 		}
-		if c.Local {
-			if c.Socket = e.socks[port]; c.Socket != nil {
-				c.Since = c.Socket.congestedAt
-			}
-		}
-		cost += 1 + pe.felt(port, &c)
-		f(&c)
+		cost += pe.list(port, f)
 	}
 	return cost, from
+}
+
+// list calls f for one congested port, and returns what that cost.
+func (pe *Peer) list(port uint16, f func(*CongestedPort)) (cost int) {
+	e := pe.e
+	c := CongestedPort{Endpoint: netip.AddrPortFrom(pe.addr, port), Local: pe == e.loop, Since: pe.mapAt}
+	// More is known of ports that concern a socket here.
+	if pp := pe.ports[port]; pp != nil {
+		c.Since, c.Blocked, c.Waiting = pp.since, pp.blocked, pp.waiters.n
+		if pp.readerAt >= pp.since { // not of an earlier congestion
+			c.Reader = pp.reader
+		}
+	}
+	if c.Local {
+		if c.Socket = e.socks[port]; c.Socket != nil {
+			c.Since = c.Socket.congestedAt
+		}
+	}
+	cost = 1 + pe.felt(port, &c)
+	f(&c)
+	return cost
 }
 
 // CongestedPorts lists the congested ports, ours first.
 func (e *Engine) CongestedPorts() (l []CongestedPort) {
 	for _, pe := range append([]*Peer{e.loop}, e.order...) {
-		e.CongestedOf(pe, 0, math.MaxInt, func(c *CongestedPort) { l = append(l, *c) })
+		e.CongestedOf(pe, AllPorts, 0, math.MaxInt, func(c *CongestedPort) { l = append(l, *c) })
 	}
 	return l
 }

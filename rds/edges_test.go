@@ -80,7 +80,7 @@ func TestCongestedPages(t *testing.T) {
 		var all []uint16
 		for from := 0; from >= 0; {
 			k := 0
-			n, next := e.CongestedOf(e.Self(), from, page, func(c *CongestedPort) {
+			n, next := e.CongestedOf(e.Self(), AllPorts, from, page, func(c *CongestedPort) {
 				k++
 				all = append(all, c.Endpoint.Port())
 			})
@@ -126,7 +126,7 @@ func TestCongestedPagesOfManyFlows(t *testing.T) {
 	const most = 128
 	next := uint16(1000)
 	for from := 0; from >= 0; {
-		_, from = e.CongestedOf(e.Self(), from, most, func(c *CongestedPort) {
+		_, from = e.CongestedOf(e.Self(), AllPorts, from, most, func(c *CongestedPort) {
 			if c.Endpoint.Port() != next || c.Waiting != openers {
 				t.Errorf("%v with %d sockets that wait, want port %d and %d", c.Endpoint, c.Waiting, next, openers)
 			}
@@ -150,7 +150,7 @@ func TestCongestedPagesOfManyFlows(t *testing.T) {
 		}
 	}
 	asked()
-	if cost, next := e.CongestedOf(e.Self(), 0, 1, func(*CongestedPort) {}); cost != 1+feltMost || next != 1001 || asked() != feltMost {
+	if cost, next := e.CongestedOf(e.Self(), AllPorts, 0, 1, func(*CongestedPort) {}); cost != 1+feltMost || next != 1001 || asked() != feltMost {
 		t.Errorf("a port that %d destinations are open to costs %d, and port %d is next", openers+feltMost, cost, next)
 	}
 }

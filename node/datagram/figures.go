@@ -29,7 +29,7 @@ type Figures struct {
 	Lanes     map[string]int // by state
 	Peers     []PeerFigures
 	Congested map[string]int // ports, by side
-	Ports     []PortFigures  // those congested for longest, of each side
+	Ports     []PortFigures  // those congested for longest, of each side; of peers' those first that hold up sockets here
 	Sockets   []SocketFigures
 	Bound     int // sockets, of which Sockets are those that hold most
 	Sums      SocketSums
@@ -109,15 +109,21 @@ func (h *Local) portFigures(f *Figures, here, there *top[PortFigures]) {
 	h.EachCongested(func(_ *rds.Engine, c *rds.CongestedPort) {
 		p := PortFigures{Side: SideSender, Endpoint: c.Endpoint, Age: max(h.StepTime()-c.Since, 0), Blocked: c.Blocked, Waiting: c.Waiting}
 		t := there
-		if c.Local {
+		weight := uint64(p.Age)
+		switch {
+		case c.Local:
 			p.Side, t = SideReader, here
 			f.Congested[SideReader]++
+		case p.Blocked > 0 || p.Waiting > 0:
+			// A peer may say of all its ports that they are congested, for as long as it likes: those that
+			// hold up sockets here come first.
+			weight |= 1 << 63
 		}
-		if !t.wants(uint64(p.Age), FigurePorts) {
+		if !t.wants(weight, FigurePorts) {
 			return
 		}
 		p.Known, p.PortReader = c.Reader != nil, ReaderThere(c.Reader, FigureFillers)
-		t.add(uint64(p.Age), p, FigurePorts)
+		t.add(weight, p, FigurePorts)
 	}, nil)
 }
 

@@ -43,6 +43,14 @@ func TestFigures(t *testing.T) {
 		full[i] = 0xff
 	}
 	pe.CongestionMap(now, full)
+	// One of its ports holds up a socket here.
+	const held = 50000
+	if _, err := senders[0].Open(pe.AddrPort(held), nil); err != nil {
+		t.Fatal(err)
+	}
+	if senders[0].Send(now, pe.AddrPort(held), nil, 2, false) == nil {
+		t.Fatal("a congested port took a datagram")
+	}
 	want := uint64(reader.Info().RecvQueued)
 	bound := len(e.Bound())
 	s.h.Unlock()
@@ -58,6 +66,9 @@ func TestFigures(t *testing.T) {
 	}
 	if len(p.Fillers) != FigureFillers || p.Blocked == 0 {
 		t.Errorf("%d fillers, %d sends blocked", len(p.Fillers), p.Blocked)
+	}
+	if p := f.Ports[1]; p.Endpoint.Port() != held || p.Blocked != 1 {
+		t.Errorf("the first port of peers: %+v", p)
 	}
 	if f.Bound != bound || f.Sums.RecvQueued != want || f.Sums.RecvDatagrams != want/512 || len(f.Sockets) == 0 || f.Sockets[0].Addr != reader.Addr() {
 		t.Errorf("%d sockets, sums %+v, shown %+v", f.Bound, f.Sums, f.Sockets)

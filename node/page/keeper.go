@@ -117,10 +117,11 @@ func (k *Keeper) follow(list []rds.Notice) (on bool) {
 // settle looks at everything that is congested.
 func (k *Keeper) settle() {
 	var ports []hour.Port
+	more := 0
 	readers := map[hour.Port]hour.Reader{}
 	for _, h := range k.host.Locals() {
 		var here []uint16
-		h.EachCongested(func(_ *rds.Engine, c *rds.CongestedPort) {
+		more += h.EachCongested(func(_ *rds.Engine, c *rds.CongestedPort) {
 			p := hour.Port{Endpoint: c.Endpoint, Local: c.Local}
 			ports = append(ports, p)
 			switch {
@@ -140,12 +141,49 @@ func (k *Keeper) settle() {
 			}
 		}
 	}
+	if more > 0 {
+		cut := k.cut(ports)
+		ports, more = append(ports, cut...), max(more-len(cut), 0)
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.hour.Settle(time.Since(k.begun), ports)
+	k.hour.Settle(time.Since(k.begun), ports, more)
 	for p, r := range readers {
 		k.hour.Know(p, r)
 	}
+}
+
+// cut is what a list that was cut lacks of the ports that the hour tells apart: those that are congested
+// still. Who is not listed would be taken for clear, and peers decide how long the list is.
+func (k *Keeper) cut(listed []hour.Port) (l []hour.Port) {
+	k.mu.Lock()
+	apart := k.hour.Congested()
+	k.mu.Unlock()
+	lacks := make(map[hour.Port]bool, len(apart))
+	for _, p := range apart {
+		lacks[p] = true
+	}
+	for _, p := range listed {
+		delete(lacks, p)
+	}
+	for _, h := range k.host.Locals() {
+		e := h.Look()
+		for p := range lacks {
+			pe := e.Known(p.Endpoint.Addr())
+			if p.Local {
+				pe = nil
+				if p.Endpoint.Addr() == h.Addr() {
+					pe = e.Self()
+				}
+			}
+			if pe != nil && pe.Congested(p.Endpoint.Port()) {
+				l = append(l, p)
+				delete(lacks, p)
+			}
+		}
+		h.Unlook()
+	}
+	return l
 }
 
 // readerOf is who should read a port and who fills it, in the words of a room that knows no

@@ -44,7 +44,7 @@ func newQueueCollector(read func(*datagram.Figures), g *guard.Guard) *queueColle
 		peerRTT:       d("peer_round_trip_seconds", "Smoothed round trip to the peer; not there before it was measured.", peer...),
 
 		congested:    d("congested_ports", "Ports that are congested: those of this node (side reader), and those of its peers (side sender).", "side"),
-		portsOmitted: d("metrics_ports_omitted", "Congested ports without series of their own, because others are congested for longer."),
+		portsOmitted: d("metrics_ports_omitted", "Congested ports without series of their own, because others are congested for longer or hold up sockets here."),
 		portAge:      d("congested_port_age_seconds", "For how long the port has been congested.", port...),
 		portQueued:   d("congested_port_queued_bytes", "Unread payload in the receive queue of the port; of a peer's port where its daemon said so.", port...),
 		portWaiting:  d("congested_port_waiting_sockets", "Sockets of this node that wait to send to the port.", port...),

@@ -62,7 +62,7 @@ rdsd_congested_port_reader{address="10.0.0.1",pid="77",port="4000",side="reader"
 # TYPE rdsd_congested_ports gauge
 rdsd_congested_ports{side="reader"} 1
 rdsd_congested_ports{side="sender"} 2
-# HELP rdsd_metrics_ports_omitted Congested ports without series of their own, because others are congested for longer.
+# HELP rdsd_metrics_ports_omitted Congested ports without series of their own, because others are congested for longer or hold up sockets here.
 # TYPE rdsd_metrics_ports_omitted gauge
 rdsd_metrics_ports_omitted 1
 # HELP rdsd_metrics_sockets_omitted Sockets without series of their own, because others have more queued or they have nothing.
@@ -194,7 +194,7 @@ rdsd_congested_port_filled_bytes{address="10.0.0.2",port="5000",side="sender",so
 # TYPE rdsd_congested_port_waiting_sockets gauge
 rdsd_congested_port_waiting_sockets{address="10.0.0.2",port="5000",side="reader"} 0
 rdsd_congested_port_waiting_sockets{address="10.0.0.2",port="5000",side="sender"} 3
-# HELP rdsd_metrics_ports_omitted Congested ports without series of their own, because others are congested for longer.
+# HELP rdsd_metrics_ports_omitted Congested ports without series of their own, because others are congested for longer or hold up sockets here.
 # TYPE rdsd_metrics_ports_omitted gauge
 rdsd_metrics_ports_omitted 0
 `

@@ -27,7 +27,7 @@ func TestBusy(t *testing.T) {
 	if v := h.Look(time.Second, nil); v.OthersNow != 1 || !h.Busy() {
 		t.Errorf("%d of the others are congested, busy %v", v.OthersNow, h.Busy())
 	}
-	h.Settle(time.Second, nil)
+	h.Settle(time.Second, nil, 0)
 	if h.Busy() {
 		t.Error("when all is clear it is busy")
 	}
@@ -145,16 +145,16 @@ func TestWholeHour(t *testing.T) {
 func TestSettleAgain(t *testing.T) {
 	h := New()
 	for now := time.Duration(0); now < 5*time.Second; now += time.Second {
-		h.Settle(now, []Port{port(1), port(2)})
+		h.Settle(now, []Port{port(1), port(2)}, 0)
 	}
-	h.Settle(5*time.Second, []Port{port(2)})
-	h.Settle(7*time.Second, []Port{port(2)})
+	h.Settle(5*time.Second, []Port{port(2)}, 0)
+	h.Settle(7*time.Second, []Port{port(2)}, 0)
 	v := h.Look(7*time.Second, nil)
 	if len(v.Ports) != 2 || v.Ports[0].Port != port(2) || v.Ports[0].Total != 7*time.Second || v.Ports[0].Times != 1 || !v.Ports[0].Congested ||
 		v.Ports[1].Total != 5*time.Second || v.Ports[1].Times != 1 || v.Ports[1].Congested {
 		t.Errorf("%+v", v.Ports)
 	}
-	h.Settle(8*time.Second, []Port{port(1), port(2)})
+	h.Settle(8*time.Second, []Port{port(1), port(2)}, 0)
 	if v := h.Look(8*time.Second, nil); v.Ports[1].Times != 2 {
 		t.Errorf("one that came back: %+v", v.Ports[1])
 	}
@@ -166,9 +166,27 @@ func TestSettleAgain(t *testing.T) {
 	// One that was congested for no time at all is forgotten with the next look, not before.
 	h.Change(9*time.Second, port(9), true)
 	h.Change(9*time.Second, port(9), false)
-	h.Settle(9*time.Second, []Port{port(1), port(2)})
+	h.Settle(9*time.Second, []Port{port(1), port(2)}, 0)
 	if h.ports[port(9)] != nil {
 		t.Error("nothing was congested, and it is kept")
+	}
+}
+
+// TestSettleMore: ports beside the list are others', and who is told apart and congested is named, to be
+// looked after where the list was cut.
+func TestSettleMore(t *testing.T) {
+	h := New()
+	h.Settle(0, []Port{port(1), port(2)}, 7)
+	h.Settle(time.Second, []Port{port(2)}, 9)
+	if l := h.Congested(); len(l) != 1 || l[0] != port(2) {
+		t.Errorf("%v are congested", l)
+	}
+	if v := h.Look(time.Second, nil); v.OthersNow != 9 || v.Others.Total == 0 {
+		t.Errorf("others: %d, %+v", v.OthersNow, v.Others)
+	}
+	h.Settle(2*time.Second, []Port{port(2)}, 0)
+	if v := h.Look(2*time.Second, nil); v.OthersNow != 0 {
+		t.Errorf("%d others", v.OthersNow)
 	}
 }
 

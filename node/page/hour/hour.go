@@ -76,9 +76,10 @@ func (h *Hour) Change(now time.Duration, p Port, congested bool) {
 	}
 }
 
-// Settle says which ports are congested now, of all: what was missed is put right. Ports
-// that were not congested in the hour are forgotten.
-func (h *Hour) Settle(now time.Duration, congested []Port) {
+// Settle says which ports are congested now: what was missed is put right. more is how many
+// are beside those of the list, of which none is told apart (Congested). Ports that were not
+// congested in the hour are forgotten.
+func (h *Hour) Settle(now time.Duration, congested []Port, more int) {
 	seen := make(map[Port]bool, min(len(congested), MaxPorts))
 	others := 0
 	for _, p := range congested {
@@ -105,7 +106,17 @@ func (h *Hour) Settle(now time.Duration, congested []Port) {
 			delete(h.ports, p)
 		}
 	}
-	h.others.set(now, others)
+	h.others.set(now, others+more)
+}
+
+// Congested lists the ports that are told apart and were congested when that was last said.
+func (h *Hour) Congested() (l []Port) {
+	for p, e := range h.ports {
+		if e.n > 0 {
+			l = append(l, p)
+		}
+	}
+	return l
 }
 
 // Know notes who should read a port, if that is told apart.

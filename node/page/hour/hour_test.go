@@ -92,7 +92,7 @@ func TestScript(t *testing.T) {
 				fmt.Sscan(w, &n)
 				all = append(all, port(n))
 			}
-			h.Settle(now, all)
+			h.Settle(now, all, 0)
 		case "show":
 			got = show(h, now)
 			shows++
@@ -134,7 +134,7 @@ func TestAgainstIntervals(t *testing.T) {
 				for p := range since {
 					all = append(all, p)
 				}
-				h.Settle(now, all)
+				h.Settle(now, all, 0)
 			}
 		}
 		first := max(0, (now/SlotLength-(Slots-1))*SlotLength)
@@ -198,7 +198,7 @@ func TestBounds(t *testing.T) {
 		t.Errorf("who was congested longest is gone: %v is first", v.Ports[0])
 	}
 	// And after an hour of quiet nothing is.
-	h.Settle(now+2*time.Hour, nil)
+	h.Settle(now+2*time.Hour, nil, 0)
 	if v := h.Look(now+2*time.Hour, nil); len(v.Ports) != 0 || len(h.ports) != 0 || v.Others.Total != 0 {
 		t.Errorf("an hour later: %+v, %d entries", v, len(h.ports))
 	}
