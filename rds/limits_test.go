@@ -3,6 +3,7 @@ package rds
 import (
 	"errors"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -48,14 +49,21 @@ func TestCulpritsLook(t *testing.T) {
 		}
 		from.Close(now)
 	}
-	for look := 1; look < 8; look++ {
-		n := 0
-		l, looked := s.culprits(9, look)
+	// Of those that are not looked at as many are taken to be of each sender as of the others.
+	for _, c := range []struct {
+		look int
+		want [][2]int // datagrams and bytes of each
+	}{
+		{1, [][2]int{{6, 75}}}, {2, [][2]int{{3, 39}, {3, 35}}}, {3, [][2]int{{4, 50}, {2, 25}}}, {4, [][2]int{{3, 39}, {3, 35}}},
+		{5, [][2]int{{3, 45}, {2, 30}}}, {6, [][2]int{{3, 39}, {3, 36}}}, {7, [][2]int{{3, 39}, {3, 36}}},
+	} {
+		l, looked := s.culprits(9, c.look)
+		var got [][2]int
 		for _, c := range l {
-			n += c.N
+			got = append(got, [2]int{c.N, c.Bytes})
 		}
-		if n != min(look, 6) || looked != n {
-			t.Errorf("%d looked at of %d", n, look)
+		if looked != min(c.look, 6) || !slices.Equal(got, c.want) {
+			t.Errorf("%d looked at of %d: %v, want %v", looked, c.look, got, c.want)
 		}
 	}
 	if l := s.Culprits(9); len(l) != 2 || l[0].Bytes != 39 || l[1].Bytes != 36 || l[0].Source.Port() != 6001 {

@@ -1,6 +1,7 @@
 package rds
 
 import (
+	"math/bits"
 	"net/netip"
 	"slices"
 	"time"
@@ -230,7 +231,7 @@ type Culprit struct {
 const culpritsLook = 4096
 
 // Culprits returns the senders that fill the receive queue, largest first, at most max. In
-// a long queue only the oldest datagrams are looked at.
+// a long queue only the oldest datagrams are looked at, and the others taken to be like them.
 func (s *Socket) Culprits(max int) []Culprit {
 	l, _ := s.culprits(max, culpritsLook)
 	return l
@@ -238,6 +239,7 @@ func (s *Socket) Culprits(max int) []Culprit {
 
 // culprits looks at so many datagrams, the oldest, and reports how many there were.
 func (s *Socket) culprits(max, look int) (l []Culprit, looked int) {
+	lookedBytes := 0
 	by := map[netip.AddrPort]*Culprit{}
 	s.EachQueued(func(src netip.AddrPort, bytes int) bool {
 		c := by[src]
@@ -248,10 +250,15 @@ func (s *Socket) culprits(max, look int) (l []Culprit, looked int) {
 		c.N++
 		c.Bytes += bytes
 		looked++
+		lookedBytes += bytes
 		return looked < look
 	})
 	l = make([]Culprit, 0, len(by))
 	for _, c := range by {
+		// What is told beside it is how much all of the queue has.
+		if looked >= look {
+			c.N, c.Bytes = scaled(c.N, looked, s.unread), scaled(c.Bytes, lookedBytes, s.queued)
+		}
 		l = append(l, *c)
 	}
 	slices.SortFunc(l, func(a, b Culprit) int {
@@ -261,6 +268,16 @@ func (s *Socket) culprits(max, look int) (l []Culprit, looked int) {
 		return a.Source.Compare(b.Source)
 	})
 	return l[:min(len(l), max)], looked
+}
+
+// scaled is what n of some comes to of all.
+func scaled(n, some, all int) int {
+	if some <= 0 || all <= some {
+		return n
+	}
+	hi, lo := bits.Mul64(uint64(n), uint64(all))
+	q, _ := bits.Div64(hi, lo, uint64(some)) // n is part of some, so this is part of all
+	return int(q)
 }
 
 // EachQueued calls f for every datagram that is placed and not read until it returns false.

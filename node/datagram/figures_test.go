@@ -78,6 +78,45 @@ func TestFigures(t *testing.T) {
 	}
 }
 
+// TestFiguresOfALongQueue: of a queue that is looked at in part the senders are told with what they have of
+// all of it.
+func TestFiguresOfALongQueue(t *testing.T) {
+	s := newSeam(t, nil)
+	e, now := s.h.Lock()
+	reader, err := e.Bind(0, rds.SocketOptions{RcvBufBytes: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var from [2]*rds.Socket
+	for i := range from {
+		if from[i], err = e.Bind(0, rds.SocketOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := 0; ; i++ { // three of four are of one
+		if from[(i%4)/3].Send(now, reader.Addr(), make([]byte, 64), 1, false) != nil {
+			break
+		}
+	}
+	n := reader.Info().RecvN
+	s.h.Unlock()
+	if n < 10000 {
+		t.Fatalf("%d datagrams are queued", n)
+	}
+	var f Figures
+	s.a.Figures(&f)
+	p := f.Ports[0]
+	if len(p.Fillers) != 2 || p.QueuedBytes != uint64(64*n) {
+		t.Fatalf("%+v", p)
+	}
+	for i, k := range p.Fillers {
+		want := n * (3 - 2*i) / 4
+		if k.Source != from[i].Addr() || k.N < want-10 || k.N > want+10 || k.Bytes < 64*(want-10) || k.Bytes > 64*(want+10) {
+			t.Errorf("sender %d of %d datagrams: %+v, want about %d", i, n, k, want)
+		}
+	}
+}
+
 func TestTop(t *testing.T) {
 	var got top[netip.Addr]
 	addr := func(n byte) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, n}) }
