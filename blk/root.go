@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -17,21 +18,80 @@ import (
 // component may be "..", none may be a symbolic link.
 type Root struct {
 	path string
-	fd   int
+
+	holding sync.Mutex // one asks the file system at a time; before mu
+	mu      sync.Mutex
+	fd      int  // guarded by mu; -1: it is not held
+	closed  bool // guarded by mu
 }
 
 // OpenRoot holds the directory at path, which is the administrator's word:
 // symbolic links on the way to it are followed.
 func OpenRoot(path string) (*Root, error) {
-	fd, err := eintr.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, &os.PathError{Op: "open export root", Path: path, Err: err}
+	r := NewRoot(path)
+	if err := r.Hold(); err != nil {
+		return nil, err
 	}
-	return &Root{path: path, fd: fd}, nil
+	return r, nil
 }
 
+// NewRoot is OpenRoot for a directory that is not held yet: Hold does that, or who opens
+// something below it first.
+func NewRoot(path string) *Root { return &Root{path: path, fd: -1} }
+
+// Hold holds the directory, if it is not held yet.
+func (r *Root) Hold() error {
+	_, err := r.held()
+	return err
+}
+
+// held is the descriptor of the directory.
+func (r *Root) held() (fd int, err error) {
+	if fd, err = r.is(); fd >= 0 || err != nil {
+		return fd, err
+	}
+	r.holding.Lock()
+	defer r.holding.Unlock()
+	if fd, err = r.is(); fd >= 0 || err != nil {
+		return fd, err
+	}
+	if fd, err = openRoot(r.path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
+		return -1, &os.PathError{Op: "open export root", Path: r.path, Err: err}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed { // meanwhile: Close waits for no file system
+		unix.Close(fd)
+		return -1, &os.PathError{Op: "open export root", Path: r.path, Err: os.ErrClosed}
+	}
+	r.fd = fd
+	return fd, nil
+}
+
+// is is held without asking the file system; -1: it is not held.
+func (r *Root) is() (fd int, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return -1, &os.PathError{Op: "open export root", Path: r.path, Err: os.ErrClosed}
+	}
+	return r.fd, nil
+}
+
+// openRoot stands for eintr.Open in tests of file systems that stand still.
+var openRoot = eintr.Open
+
 // Close lets the directory go. Files opened below it stay open.
-func (r *Root) Close() error { return unix.Close(r.fd) }
+func (r *Root) Close() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	fd := r.fd
+	r.fd, r.closed = -1, true
+	if fd < 0 {
+		return nil
+	}
+	return unix.Close(fd)
+}
 
 // CheckName tells whether a name may be looked up below a root: relative, of
 // components of 1 to 255 bytes, none of them "." or "..".
@@ -58,16 +118,20 @@ func (r *Root) lookup(name string) (int, error) {
 	if err := CheckName(name); err != nil {
 		return -1, err
 	}
+	at, err := r.held()
+	if err != nil {
+		return -1, err
+	}
 	var fd int
-	err := eintr.Again(func() (err error) {
-		fd, err = openat2(r.fd, name, &unix.OpenHow{
+	err = eintr.Again(func() (err error) {
+		fd, err = openat2(at, name, &unix.OpenHow{
 			Flags:   unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC,
 			Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
 		})
 		return err
 	})
 	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) { // Linux before 5.6, or a filter that does not know it
-		fd, err = r.walk(name)
+		fd, err = walk(at, name)
 	}
 	if errors.Is(err, unix.ELOOP) {
 		return -1, rdserr.With(rdserr.ErrInvalid, "volume name %.40q: a symbolic link, or behind one; want a regular file or a block device", name)
@@ -78,10 +142,10 @@ func (r *Root) lookup(name string) (int, error) {
 	return fd, nil
 }
 
-// walk is lookup without openat2: component by component.
-func (r *Root) walk(name string) (int, error) {
+// walk is lookup below root without openat2: component by component.
+func walk(root int, name string) (int, error) {
 	parts := strings.Split(name, "/")
-	at := r.fd
+	at := root
 	for i, part := range parts {
 		flags := unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC
 		if i < len(parts)-1 {
@@ -92,7 +156,7 @@ func (r *Root) walk(name string) (int, error) {
 			fd, err = unix.Openat(at, part, flags, 0)
 			return err
 		})
-		if at != r.fd {
+		if at != root {
 			unix.Close(at)
 		}
 		if err != nil {

@@ -2,6 +2,7 @@ package blk
 
 import (
 	"errors"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rdsd/rdsd/internal/eintr"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -179,6 +181,56 @@ func TestNoCharacterDevices(t *testing.T) {
 	}
 	if _, err := OpenFile(t.TempDir(), FileOptions{}); !errors.Is(err, rdserr.ErrInvalid) {
 		t.Errorf("a directory: %v", err)
+	}
+}
+
+// TestRootThatIsLate: a directory is held by whoever looks below it first. Who lets it go does not
+// wait for who waits for it, and then nothing is held.
+func TestRootThatIsLate(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "a"), make([]byte, 4096), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := NewRoot(dir + "/late")
+	if err := r.Hold(); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("it is not there: %v", err)
+	}
+	if err := os.Symlink(dir, dir+"/late"); err != nil {
+		t.Fatal(err)
+	}
+	f, err := r.Open("a", FileOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	if err := r.Close(); err != nil {
+		t.Error(err)
+	}
+	asked, release, got := make(chan int), make(chan struct{}), -1
+	openRoot = func(path string, flags int, mode uint32) (int, error) {
+		asked <- 1
+		<-release
+		fd, err := eintr.Open(path, flags, mode)
+		got = fd
+		return fd, err
+	}
+	t.Cleanup(func() { openRoot = eintr.Open })
+	r = NewRoot(dir)
+	done := make(chan error)
+	go func() { done <- r.Hold() }()
+	<-asked
+	if err := r.Close(); err != nil {
+		t.Error(err)
+	}
+	close(release)
+	if err := <-done; !errors.Is(err, os.ErrClosed) {
+		t.Errorf("held after it was let go: %v", err)
+	}
+	if _, err := unix.FcntlInt(uintptr(got), unix.F_GETFD, 0); err != unix.EBADF {
+		t.Errorf("descriptor %d stays open: %v", got, err)
+	}
+	if _, err := r.Open("a", FileOptions{}); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("opened below what was let go: %v", err)
 	}
 }
 

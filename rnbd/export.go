@@ -141,10 +141,16 @@ type Root struct {
 // (dev_search_path).
 var placeholders = []string{"{session}", "%SESSNAME%"}
 
-// Open holds the directory. It does I/O: call it without the lock, before Server.AddRoot.
-// The path before its first part with a placeholder has to exist, and may lead through
-// symbolic links.
+// Open is Prepare and Hold.
 func (r *Root) Open() error {
+	if err := r.Prepare(); err != nil {
+		return err
+	}
+	return r.Hold()
+}
+
+// Prepare makes r fit for Server.AddRoot. An error is one of its fields.
+func (r *Root) Prepare() error {
 	if !strings.HasPrefix(r.Path, "/") {
 		return rdserr.With(rdserr.ErrInvalid, "export root %q: want an absolute path", r.Path)
 	}
@@ -168,16 +174,18 @@ func (r *Root) Open() error {
 			return rdserr.With(rdserr.ErrInvalid, "export root %q: %v", r.Path, err)
 		}
 	}
-	dir, err := blk.OpenRoot(base)
-	if err != nil {
-		return err
-	}
-	r.dir, r.rest = dir, rest
+	r.dir, r.rest = blk.NewRoot(base), rest
 	return nil
 }
 
-// Close closes the directory. The shell calls it for ServerEnv.Close, or for a Root that no
-// Server took.
+// Hold holds the directory. It does I/O: call it without the lock. The path before its first
+// part with a placeholder has to exist, and may lead through symbolic links. Where it was not
+// called, or the file system has not answered yet, the directory is held when a client looks
+// for something below it.
+func (r *Root) Hold() error { return r.dir.Hold() }
+
+// Close closes the directory, also while Hold waits for it. The shell calls it for
+// ServerEnv.Close, or for a Root that no Server took.
 func (r *Root) Close() error { return r.dir.Close() }
 
 // below is the path, below dir, of a volume name as a session sent it: never

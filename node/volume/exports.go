@@ -38,7 +38,7 @@ func (h *Host) Export(ctx context.Context, s ExportSpec) (ExportInfo, error) {
 	if s.Persist && h.cfg.StateDir == "" {
 		return ExportInfo{}, rdserr.With(rdserr.ErrInvalid, "export %.40q: nothing can persist: there is no volumes.state_dir", s.Name)
 	}
-	x, err := h.addExport(ctx, s, OriginCall, true)
+	x, err := h.addExport(h.look(ctx, s), OriginCall, true)
 	if err != nil {
 		return ExportInfo{}, err
 	}
@@ -49,25 +49,14 @@ func (h *Host) Export(ctx context.Context, s ExportSpec) (ExportInfo, error) {
 	return h.exportInfo(s.Name)
 }
 
-// addExport does so. must: it has to be possible to open it now.
-func (h *Host) addExport(ctx context.Context, s ExportSpec, origin string, must bool) (*export, error) {
-	if err := s.check(); err != nil {
+// addExport does so with a store that was looked at. must: it has to be possible to open it now.
+func (h *Host) addExport(at look, origin string, must bool) (*export, error) {
+	s, dev, err := at.spec, at.dev, at.err
+	if err != nil && (must || at.wrong || s.Kind == KindMemory) {
 		return nil, err
 	}
-	x := &export{origin: origin, since: h.machine.Wall()}
-	var dev blk.Device
-	var absent error // why it cannot be opened now
-	err := h.do(ctx, s.Path, func() (err error) {
-		dev, x.info, err = h.openExport(&s)
-		return err
-	})
-	if err != nil {
-		if must || s.Kind == KindMemory {
-			return nil, err
-		}
-		absent = err
-	}
-	x.spec = s
+	x := &export{spec: s, origin: origin, since: h.machine.Wall(), info: at.info}
+	absent := err // why it cannot be opened now
 	x.exp = &rnbd.Export{Name: s.Name, Path: s.Path, Volatile: s.Kind == KindMemory,
 		Rules: rnbd.Rules{ReadOnly: s.ReadOnly, Shared: s.Shared, Allow: s.Allow, Sessions: s.Sessions},
 		File:  h.fileOptions(s.ReadOnly, s.LogicalBlock), Open: h.machine.Store}
@@ -98,7 +87,7 @@ func (h *Host) addExport(ctx context.Context, s ExportSpec, origin string, must 
 		h.storeLost(x, absent)
 		h.mu.Unlock()
 	}
-	h.ev.add(Event{Kind: EventExport, Export: s.Name, State: "exported", Size: x.info.Size, Err: absent, Text: "volume " + s.Name + " is exported"})
+	h.ev.add(Event{Kind: EventExport, Export: s.Name, State: "exported", Size: at.info.Size, Err: absent, Text: "volume " + s.Name + " is exported"})
 	return x, nil
 }
 

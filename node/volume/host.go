@@ -15,7 +15,6 @@ import (
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/rdserr"
-	"github.com/rdsd/rdsd/rnbd"
 	"github.com/rdsd/rdsd/transport"
 )
 
@@ -109,8 +108,10 @@ func newHostOn(cfg Config, deps Deps, drv driver, m *Machine) (*Host, error) {
 	h.saver = newSaver(m, h.write, h.wrote)
 	h.saver.guard, h.ev.guard = h.guard, h.guard
 	h.ctx, h.cancel = context.WithCancel(context.Background())
+	ctx, cancel := m.Timeout(h.ctx, startWait)
+	defer cancel()
 	if h.srv, err = newServer(h, &old); err == nil {
-		err = h.startExports(&old)
+		err = h.startExports(ctx, &old)
 	}
 	if err != nil {
 		h.Close(context.Background())
@@ -122,50 +123,6 @@ func newHostOn(cfg Config, deps Deps, drv driver, m *Machine) (*Host, error) {
 	h.save()          // an error is told by the saver, which tries again
 	return h, nil
 }
-
-// startExports offers what is configured and what is persistent. A store that
-// cannot be opened now is tried when a client comes.
-func (h *Host) startExports(old *state) error {
-	ctx, cancel := h.machine.Timeout(h.ctx, startWait)
-	defer cancel()
-	if h.cfg.Listen == ListenAlways || len(h.cfg.Roots) > 0 {
-		if err := h.srv.listen(); err != nil {
-			return err
-		}
-	}
-	for _, s := range h.cfg.Exports {
-		if _, err := h.addExport(ctx, s, OriginConfig, false); err != nil {
-			return err
-		}
-	}
-	if len(old.Exports) > 0 {
-		// As for what is configured: a node that exports and cannot be reached is no use, and whoever
-		// starts it can do something about it.
-		if err := h.srv.listen(); err != nil {
-			return err
-		}
-	}
-	for i := range old.Exports {
-		s := old.Exports[i].spec()
-		if _, err := h.addExport(ctx, s, OriginCall, false); err != nil {
-			h.leaveExport(&old.Exports[i], err)
-			h.ev.add(Event{Kind: EventExport, Export: s.Name, State: "failed", Err: err, Text: "volume " + s.Name + " is not exported again"})
-		}
-	}
-	for _, s := range h.cfg.Roots {
-		r := &rnbd.Root{Path: s.Path, Rules: rnbd.Rules{ReadOnly: s.ReadOnly, Shared: s.Shared, Allow: s.Allow, Sessions: s.Sessions}, File: h.fileOptions(s.ReadOnly, 0)}
-		if err := h.do(ctx, r.Path, r.Open); err != nil {
-			return rdserr.With(rdserr.ErrInvalid, "volumes.roots: %v", err)
-		}
-		now := h.srv.lock(h.now())
-		h.srv.rn.AddRoot(r)
-		h.srv.finish(now)
-	}
-	return nil
-}
-
-// startWait bounds how long the start waits for file systems.
-const startWait = 10 * time.Second
 
 // Close ends everything in order: NBD clients get their answers, sessions are
 // closed, stores too. What is still under way when ctx ends is left to end by
