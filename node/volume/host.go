@@ -114,13 +114,15 @@ func newHostOn(cfg Config, deps Deps, drv driver, m *Machine) (*Host, error) {
 		err = h.startExports(ctx, &old)
 	}
 	if err != nil {
-		h.Close(context.Background())
+		end, cancel := m.Timeout(context.Background(), startWait)
+		defer cancel()
+		h.Close(end)
 		return nil, err
 	}
 	h.startMappings(&old)
 	h.started = true
 	m.Go(h.saver.run) // ends with Host.await
-	h.save()          // an error is told by the saver, which tries again
+	h.saveBy(ctx)     // an error is told by the saver, which tries again
 	return h, nil
 }
 
@@ -143,9 +145,9 @@ func (h *Host) Close(ctx context.Context) error {
 		return nil
 	}
 
-	var err error
-	if h.started {
-		err = h.save()
+	saved := &asking{} // it does not end
+	if h.started {     // what is written says at once that this is a stop, and ends need no disk
+		saved = h.saver.ask(true)
 	} else { // what an earlier Host has left stays as it is
 		h.saver.abandon()
 	}
@@ -156,9 +158,10 @@ func (h *Host) Close(ctx context.Context) error {
 			m.leave(ctx)
 		})
 	}
-	h.machine.Wait(Forever, all.ended())
+	h.machine.Wait(Forever, all.ended(), ctx.Done())
 	h.srv.close()
-	return errors.Join(err, h.await(ctx))
+	err := h.await(ctx)
+	return errors.Join(saved.outcome(), err)
 }
 
 // await waits for everything that ends by itself.

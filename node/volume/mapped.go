@@ -171,7 +171,7 @@ func (m *mapping) bringUp(ctx context.Context, raw *MapSpec, strict bool) error 
 	if m.stage == opened {
 		// The state may have it as unused, which is not true from show on.
 		if !m.said && !m.again && (m.restored || m.spec.lasts()) {
-			if err := h.save(); err != nil {
+			if err := h.saveBy(ctx); err != nil {
 				return err
 			}
 			m.said = true

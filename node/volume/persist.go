@@ -11,6 +11,9 @@ import (
 // save writes down what is there now.
 func (h *Host) save() error { return h.saver.save() }
 
+// saveBy is save until ctx ends.
+func (h *Host) saveBy(ctx context.Context) error { return h.saver.save(ctx.Done()) }
+
 // keepPast writes down what Server.Past tells anew, in the background. Until the
 // Host has taken up what an earlier one left nothing is written; it is then.
 func (h *Host) keepPast() { h.saver.mark() }
@@ -151,7 +154,7 @@ func (m *mapping) restore() {
 		if m.unsaid {
 			// From the first request on it is not true any more. With a lost write behind it, it would
 			// have the next Host say that there is none.
-			if err = h.save(); err == nil {
+			if err = h.saveBy(ctx); err == nil {
 				m.unsaid = false
 			}
 		}

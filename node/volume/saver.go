@@ -65,26 +65,49 @@ func (s *saver) nudge() {
 	}
 }
 
-// save has the state written down at once and waits for that.
-func (s *saver) save() error { return s.ask(true) }
+// save has the state written down at once and waits for that. A bell ends the wait: the state
+// is written all the same when the disk goes on.
+func (s *saver) save(bells ...<-chan struct{}) error {
+	a := s.ask(true)
+	if s.m.Wait(Forever, append([]<-chan struct{}{a.done}, bells...)...) != 0 {
+		return rdserr.With(rdserr.ErrTimeout, "volumes.state_dir: the file system has not answered in time")
+	}
+	return a.err
+}
 
 // soon is save for those whose number others decide: it keeps to saveEvery.
-func (s *saver) soon() error { return s.ask(false) }
+func (s *saver) soon() error {
+	a := s.ask(false)
+	s.m.Wait(Forever, a.done)
+	return a.err
+}
 
-func (s *saver) ask(atOnce bool) error {
+// ask has the state written down, at once or soon.
+func (s *saver) ask(atOnce bool) *asking {
 	a := &asking{done: make(chan struct{})}
 	s.mu.Lock()
 	if s.ended {
 		s.mu.Unlock()
-		return rdserr.ErrShutdown
+		a.err = rdserr.ErrShutdown
+		close(a.done)
+		return a
 	}
 	s.dirty = true
 	s.asked = s.asked || atOnce
 	s.waiting = append(s.waiting, a)
 	s.mu.Unlock()
 	s.nudge()
-	s.m.Wait(Forever, a.done)
-	return a.err
+	return a
+}
+
+// outcome is how it has ended; nil: well, or it has not.
+func (a *asking) outcome() error {
+	select {
+	case <-a.done:
+		return a.err
+	default:
+		return nil
+	}
 }
 
 // run is the goroutine; it ends with end.

@@ -2,11 +2,13 @@ package volume
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -37,7 +39,7 @@ func hasty(n *testNode, tune func(m *Machine)) *Host {
 		n.t.Fatalf("after %v: %v", time.Since(began), err)
 	}
 	n.t.Cleanup(func() {
-		if err := h.Close(testCtx(n.t)); err != nil {
+		if err := h.Close(testCtx(n.t)); err != nil && !errors.Is(err, syscall.ESHUTDOWN) { // the test has closed it
 			n.t.Error(err)
 		}
 	})

@@ -159,8 +159,9 @@ type store struct {
 
 	aside error // what an earlier Host has left could not be used
 
-	mu  sync.Mutex // one writes at a time
-	err error      // guarded by mu; of the last write
+	mu  sync.Mutex // one writes at a time, for as long as the disk takes
+	emu sync.Mutex // after mu
+	err error      // guarded by emu; of the last write
 }
 
 // openStore takes the directory and reads what an earlier Host has left.
@@ -260,17 +261,19 @@ func (s *store) write(now func() state) error {
 	if err != nil {
 		return err
 	}
-	s.err = s.disk.Write(append(b, '\n'))
-	if s.err != nil {
-		s.err = fmt.Errorf("volumes.state_dir: %w", s.err)
+	if err = s.disk.Write(append(b, '\n')); err != nil {
+		err = fmt.Errorf("volumes.state_dir: %w", err)
 	}
-	return s.err
+	s.emu.Lock()
+	s.err = err
+	s.emu.Unlock()
+	return err
 }
 
-// lastError is how the last write ended.
+// lastError is how the last write ended. It does not wait for one that is under way.
 func (s *store) lastError() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.emu.Lock()
+	defer s.emu.Unlock()
 	return s.err
 }
 
