@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/eintr"
 )
 
 // portBook is a file in which the next life of the daemon finds the ports that are
@@ -60,44 +61,60 @@ type bookPage struct {
 type bookPages map[netip.Addr]bookPage
 
 // openPortBook makes the book of this life at file, and returns what the former
-// one says of the addresses that are served again; that stands in the new one, too.
+// one says of the addresses that are served again; that stands in the new one, too. It is
+// returned as well if the book cannot be made. Then there is none: one that stayed would tell
+// a later life of a former one.
 func openPortBook(file string, addrs []netip.Addr) (*portBook, bookPages, error) {
-	if len(addrs) > bookMostAddrs {
-		return nil, nil, fmt.Errorf("%d addresses, more than %d", len(addrs), bookMostAddrs)
-	}
 	was, err := readPortBook(file)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, err
+	}
+	held := bookPages{}
+	for _, a := range addrs {
+		if page, ok := was[a]; ok {
+			held[a] = page
+		}
+	}
+	b, err := makePortBook(file, addrs, held)
+	if err != nil {
+		os.Remove(file)
+		b, err = makePortBook(file, addrs, held) // perhaps that has made room
+	}
+	return b, held, err
+}
+
+// fallocate stands for unix.Fallocate in tests of file systems that are full.
+var fallocate = unix.Fallocate
+
+// makePortBook makes the book, with what is held.
+func makePortBook(file string, addrs []netip.Addr, held bookPages) (*portBook, error) {
+	if len(addrs) > bookMostAddrs {
+		return nil, fmt.Errorf("%d addresses, more than %d", len(addrs), bookMostAddrs)
 	}
 	fresh := file + ".new"
 	os.Remove(fresh)
 	f, err := os.OpenFile(fresh, os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	defer f.Close() // the mapping stays
 	defer os.Remove(fresh)
 	size := bookTables + len(addrs)*bookTable
-	if err := unix.Fallocate(int(f.Fd()), 0, 0, int64(size)); err != nil {
-		return nil, nil, os.NewSyscallError("fallocate", err)
+	if err := eintr.Again(func() error { return fallocate(int(f.Fd()), 0, 0, int64(size)) }); err != nil {
+		return nil, os.NewSyscallError("fallocate", err)
 	}
 	b := &portBook{index: map[netip.Addr]int{}}
 	if b.mem, err = unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
-		return nil, nil, os.NewSyscallError("mmap", err)
+		return nil, os.NewSyscallError("mmap", err)
 	}
 	binary.BigEndian.PutUint64(b.mem, bookMagic)
 	binary.BigEndian.PutUint64(b.mem[8:], uint64(len(addrs)))
-	held := bookPages{}
 	for i, a := range addrs {
 		raw := a.As16()
 		copy(b.mem[bookAddrs+16*i:], raw[:])
 		b.index[a] = i
 		b.kernels = append(b.kernels, kernelPlaces{at: map[netip.Addr]int{}})
-		page, ok := was[a]
-		if !ok {
-			continue
-		}
-		held[a] = page
+		page := held[a]
 		for port, uid := range page.ports {
 			b.note(a, port, uid, true)
 		}
@@ -107,9 +124,9 @@ func openPortBook(file string, addrs []netip.Addr) (*portBook, bookPages, error)
 	}
 	if err := os.Rename(fresh, file); err != nil {
 		b.close()
-		return nil, nil, err
+		return nil, err
 	}
-	return b, held, nil
+	return b, nil
 }
 
 // readPortBook reads a former life's. One that is not the daemon's own, or makes
@@ -240,14 +257,15 @@ func (a *Host) openPorts() bookPages {
 	}
 	book, held, err := openPortBook(file, addrs)
 	if err != nil {
-		a.deps.Log.Warn("ports will not be held over a restart", "file", file, "error", err)
-		return nil
+		a.deps.Log.Warn("ports will not be held over the next restart", "file", file, "error", err)
 	}
 	a.ports = book
 	n := 0
 	for _, h := range a.list {
 		e, now := h.Lock()
-		e.OnPorts(func(port uint16, uid uint32, bound bool) { book.note(h.addr, port, uid, bound) })
+		if book != nil {
+			e.OnPorts(func(port uint16, uid uint32, bound bool) { book.note(h.addr, port, uid, bound) })
+		}
 		page := held[h.addr]
 		e.Hold(now, page.ports, conn.Never)
 		n += e.Held()

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"reflect"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // TestBookOfKernels: the book of an address is full of kernels of former lives. Those of this life
@@ -47,6 +49,53 @@ func TestBookOfKernels(t *testing.T) {
 			}
 		}
 		book.close()
+	}
+}
+
+// TestPortBookThatCannotBeMade: what the former life wrote down is held all the same, and its
+// kernels are connected to; a later life does not find it again. An interrupted call is no error,
+// nor is a file system that has room for one book alone.
+func TestPortBookThatCannotBeMade(t *testing.T) {
+	t.Cleanup(func() { fallocate = unix.Fallocate })
+	for what, c := range map[string]struct {
+		errs []error // of the calls, one after the other; the last one is that of all others
+		made bool
+	}{
+		"full":            {[]error{unix.ENOSPC}, false},
+		"room for one":    {[]error{unix.ENOSPC, nil}, true},
+		"interrupted":     {[]error{unix.EINTR, unix.EINTR, nil}, true},
+		"another failure": {[]error{unix.EIO}, false},
+	} {
+		s := newSeam(t, nil)
+		ledger := filepath.Join(t.TempDir(), "ledger")
+		file := ledger + ".ports"
+		s.a.deps.Config.API.Ledger = ledger
+		book, _, err := openPortBook(file, []netip.Addr{seamLocal})
+		if err != nil {
+			t.Fatal(err)
+		}
+		book.note(seamLocal, 4000, 1000, true)
+		book.noteKernel(seamLocal, seamHigher, true)
+		book.close()
+		fallocate = func(fd int, mode uint32, off, n int64) error {
+			if err := c.errs[0]; err != nil {
+				c.errs = c.errs[min(1, len(c.errs)-1):]
+				return err
+			}
+			return unix.Fallocate(fd, mode, off, n)
+		}
+		was := s.a.openPorts()
+		fallocate = unix.Fallocate
+		e, _ := s.h.Lock()
+		held := e.Held()
+		s.h.Unlock()
+		if k := was[seamLocal].kernels; held != 1 || len(k) != 1 || k[0] != seamHigher {
+			t.Errorf("%s: %d ports are held, and the kernels are %v", what, held, k)
+		}
+		_, err = os.Stat(file)
+		if made := s.a.ports != nil; made != c.made || made != (err == nil) {
+			t.Errorf("%s: the book is there: %v, its file: %v; want %v", what, made, err, c.made)
+		}
 	}
 }
 
