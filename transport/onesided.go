@@ -2,6 +2,7 @@ package transport
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 )
@@ -105,8 +106,12 @@ type Domain interface {
 // Unfilled is what stands for a number of bytes that a provider does not know.
 const Unfilled = -1
 
+// ErrNotYet is what a guard's error wraps that may take the same bytes in a moment.
+var ErrNotYet = errors.New("transport: there is no room for these bytes yet")
+
 // Guarded is a Domain whose owner is asked before a peer's bytes reach its memory, so that
-// it can charge for the pages. See Regions for the rules.
+// it can charge for the pages. See Regions for the rules. Where bytes cannot be left unread (package
+// transport/ib), f of DeferReads is called when the guard has failed with ErrNotYet, and only then.
 type Guarded interface {
 	Domain
 	Guard(f func(p []byte) error)

@@ -2,11 +2,15 @@ package volume
 
 import (
 	"bytes"
+	"errors"
+	"net/netip"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/transport"
 )
 
 // TestRationedReads: reads for which no memory is granted yet wait for it, and are
@@ -119,6 +123,27 @@ func TestRationedWrites(t *testing.T) {
 	}
 	if err := checkPattern(c, 0, 256<<10, 1, 64<<10); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestRationedIsNotYet: a link learns of what a peer may write in a moment that it is so, and of
+// what it may write now that it may, whoever waits for memory.
+func TestRationedIsNotYet(t *testing.T) {
+	s := &server{h: &Host{memory: quota.New(256<<20, nil)}}
+	mem := make([]byte, 16*chunkPage)
+	s.count(mem, netip.MustParseAddr("10.0.0.1"))
+	s.h.memory.Ration(quota.Chunks, chunkPage, 4*chunkPage)
+	if err := s.mayPlace(mem[:2*chunkPage]); err != nil || !s.rest() {
+		t.Errorf("two pages of four: %v, more is asked for: %v", err, s.rest())
+	}
+	if err := s.mayPlace(mem[chunkPage : 2*chunkPage]); err != nil {
+		t.Errorf("a page that is charged: %v", err)
+	}
+	if err := s.mayPlace(mem); !errors.Is(err, transport.ErrNotYet) || !errors.Is(err, rdserr.ErrNoMemory) {
+		t.Errorf("more than is granted: %v", err)
+	}
+	if err := s.mayPlace([]byte("elsewhere")); err != nil {
+		t.Errorf("memory that is not the session's: %v", err)
 	}
 }
 

@@ -357,6 +357,18 @@ func (s *server) touch(p []byte) error {
 	return nil
 }
 
+// errNotYet is how a link knows quota.ErrRationed.
+var errNotYet = fmt.Errorf("%w (%w)", quota.ErrRationed, transport.ErrNotYet)
+
+// mayPlace is touch of memory that a peer writes.
+func (s *server) mayPlace(p []byte) error {
+	err := s.touch(p)
+	if err != nil && errors.Is(err, quota.ErrRationed) {
+		return errNotYet
+	}
+	return err
+}
+
 // rationedReq is a request that waits for pages to fill.
 type rationedReq struct {
 	r     *rtrs.ServerReq

@@ -28,7 +28,7 @@ func (e *serverEnv) lifeOver(p *rtrs.ServerPath, via *Transport) *life {
 		s := (*server)(e)
 		f = newLife(&s.shell, s, p, via, via.Provider.NewDomain())
 		if d, ok := f.domain.(transport.Guarded); ok {
-			d.Guard(s.touch)
+			d.Guard(s.mayPlace)
 			d.DeferReads(s.rest)
 		}
 		p.Ctx = f

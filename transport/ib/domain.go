@@ -1,6 +1,7 @@
 package ib
 
 import (
+	"errors"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -137,21 +138,31 @@ func (d *guardedDomain) Guard(f func(p []byte) error) {
 	d.d.Guard(d.mayPlace)
 }
 
-// DeferReads has f called before that: while it returns true the peer's bytes are not taken,
-// and the peer sends them again. A device cannot leave them in a socket.
+// DeferReads has f called about bytes that the guard cannot take yet (transport.ErrNotYet): while it
+// returns true they are not taken, and the peer sends them again. A device cannot leave them in a
+// socket. What the guard takes is taken whatever f says: a peer that is told to send again goes
+// back, which a kernel does not outlive with reads under way (ADR 40), and the packets of a device
+// are of many sessions, most of which want no memory.
 func (d *guardedDomain) DeferReads(f func() bool) {
 	d.defers = f
 	d.d.Guard(d.mayPlace)
 }
 
 func (d *domain) mayPlace(p []byte) error {
-	if d.defers != nil && d.slowly.wait(d.p.m.Clock(), d.defers()) {
+	if d.guard == nil {
+		return nil
+	}
+	err := d.guard(p)
+	if d.defers != nil && errors.Is(err, transport.ErrNotYet) && !d.defers() {
+		err = d.guard(p) // there has come room since
+	}
+	switch {
+	case err == nil:
+		d.slowly.over()
+	case d.defers != nil && errors.Is(err, transport.ErrNotYet) && d.slowly.wait(d.p.m.Clock()):
 		return ErrNotNow
 	}
-	if d.guard != nil {
-		return d.guard(p)
-	}
-	return nil
+	return err
 }
 
 // deferFor is how long bytes are not taken in succession: a peer that is not heard for
@@ -162,15 +173,19 @@ const deferFor = 300 * time.Millisecond
 // tests, which is why its field is atomic.
 type slowly struct{ since atomic.Int64 }
 
-func (s *slowly) wait(now time.Duration, asked bool) bool {
-	switch since := s.since.Load(); {
-	case !asked:
-		s.since.Store(0)
-		return false
-	case since == 0:
+// wait reports whether bytes may wait at now.
+func (s *slowly) wait(now time.Duration) bool {
+	since := s.since.Load()
+	if since == 0 {
 		s.since.Store(int64(now))
 		return true
-	default:
-		return now-time.Duration(since) < deferFor
+	}
+	return now-time.Duration(since) < deferFor
+}
+
+// over notes that bytes were taken.
+func (s *slowly) over() {
+	if s.since.Load() != 0 {
+		s.since.Store(0)
 	}
 }

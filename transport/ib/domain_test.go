@@ -124,7 +124,7 @@ func TestGuard(t *testing.T) {
 	w.wantTold(y, "written 3 0x0")
 }
 
-// TestDefersReads: bytes are not taken while their owner says so, for a third of a second at
+// TestDefersReads: bytes that their owner cannot take yet are not taken, for a third of a second at
 // most, and are not lost.
 func TestDefersReads(t *testing.T) {
 	w := newWorld(t, nil)
@@ -132,10 +132,17 @@ func TestDefersReads(t *testing.T) {
 	var defers atomic.Bool
 	defers.Store(true)
 	var asked atomic.Int32
-	y.d.(transport.Guarded).DeferReads(func() bool { asked.Add(1); return defers.Load() })
+	mem := make([]byte, 10)
+	y.d.(transport.Guarded).Guard(func(p []byte) error {
+		asked.Add(1)
+		if defers.Load() && cap(p) == cap(mem) {
+			return fmt.Errorf("%w (%w)", errGuard, transport.ErrNotYet)
+		}
+		return nil
+	})
+	y.d.(transport.Guarded).DeferReads(defers.Load)
 	x.l.Start(x, 16)
 	y.l.Start(y, 16)
-	mem := make([]byte, 10)
 	key, addr := y.d.Register(mem)
 	x.post(write(key, addr, "abc"))
 	w.until("The guard was asked three times.", func() bool { return asked.Load() >= 3 })
@@ -147,10 +154,52 @@ func TestDefersReads(t *testing.T) {
 	defers.Store(true)
 	before := time.Now() // a pause behind the post is a part of the wait
 	x.post(write(key, addr, "def"))
-	w.wantTold(y, "written 3 0x0", "written 3 0x0")
+	if err := w.wantClosed(y); !errors.Is(err, errGuard) {
+		t.Errorf("closed with %v", err)
+	}
 	if d := time.Since(before); d < deferFor {
 		t.Errorf("they waited for %v, and were to for %v", d, deferFor)
 	}
+	w.wantTold(y, "written 3 0x0")
+}
+
+// TestDefersNothingThatHasRoom: whoever has pages is not asked to send again because others want
+// some: a kernel does not bear that.
+func TestDefersNothingThatHasRoom(t *testing.T) {
+	w := newWorld(t, nil)
+	x, y := w.link()
+	var asked, deferred atomic.Int32
+	y.d.(transport.Guarded).Guard(func([]byte) error { asked.Add(1); return nil })
+	y.d.(transport.Guarded).DeferReads(func() bool { deferred.Add(1); return true })
+	x.l.Start(x, 16)
+	y.l.Start(y, 16)
+	mem := make([]byte, 10)
+	key, addr := y.d.Register(mem)
+	x.post(write(key, addr, "abc"), write(key, addr, "def"))
+	w.wantTold(y, "written 3 0x0", "written 3 0x0")
+	if n, d := asked.Load(), deferred.Load(); n != 2 || d != 0 {
+		t.Errorf("of two writes the guard was asked %d times, and %d times whether they are to wait", n, d)
+	}
+}
+
+// TestDefersUntilItIsGranted: memory that is granted between the refusal and the question
+// whether to wait ends no link.
+func TestDefersUntilItIsGranted(t *testing.T) {
+	w := newWorld(t, nil)
+	x, y := w.link()
+	var asked atomic.Int32
+	y.d.(transport.Guarded).Guard(func([]byte) error {
+		if asked.Add(1) == 1 {
+			return transport.ErrNotYet
+		}
+		return nil
+	})
+	y.d.(transport.Guarded).DeferReads(func() bool { return false })
+	x.l.Start(x, 16)
+	y.l.Start(y, 16)
+	key, addr := y.d.Register(make([]byte, 10))
+	x.post(write(key, addr, "abc"))
+	w.wantTold(y, "written 3 0x0")
 }
 
 // TestNoDomain: without a domain nothing can be registered, and who wants a link learns why.
@@ -206,19 +255,21 @@ func TestGrant(t *testing.T) {
 }
 
 // TestSlowly: bytes are not taken for a time that begins with the first that is to wait, and
-// ends at its limit, or when none is to wait any more.
+// ends at its limit, or when some are taken.
 func TestSlowly(t *testing.T) {
 	var s slowly
 	const at = time.Second
 	for i, c := range []struct {
 		now   time.Duration
-		asked bool
+		taken bool
 		want  bool
 	}{
-		{at, false, false}, {at + 1, true, true}, {at + deferFor, true, true}, {at + deferFor + 1, true, false},
-		{at + 2*deferFor, true, false}, {at + 3*deferFor, false, false}, {at + 3*deferFor, true, true}, {at + 3*deferFor, true, true},
+		{at, true, false}, {at + 1, false, true}, {at + deferFor, false, true}, {at + deferFor + 1, false, false},
+		{at + 2*deferFor, false, false}, {at + 3*deferFor, true, false}, {at + 3*deferFor, false, true}, {at + 3*deferFor, false, true},
 	} {
-		if got := s.wait(c.now, c.asked); got != c.want {
+		if c.taken {
+			s.over()
+		} else if got := s.wait(c.now); got != c.want {
 			t.Errorf("look %d: to wait: %v", i, got)
 		}
 	}
