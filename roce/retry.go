@@ -25,6 +25,9 @@ const (
 // least. TCP then grows by a packet a round trip (RFC 5681), by which
 // a single lost packet would be felt for 64 of them: the largest window is small, so this one
 // grows by a packet for every few that arrive.
+//
+// A receiver that is not ready drops all behind the packet that it refuses: it has that one alone
+// again, and when it takes it the window doubles to what it was.
 const (
 	firstWindow = 32
 	minWindow   = 8
@@ -34,7 +37,7 @@ const (
 // retrier is what a requester knows of the way to its peer: how long it takes, how much it
 // bears, and since when nothing came back.
 //
-// window is from minWindow to the constant window.
+// window is from 1 to the constant window.
 type retrier struct {
 	window int // packets that may be under way
 	slow   int // window up to which it doubles each round trip
@@ -135,8 +138,14 @@ func (r *retrier) measured(t time.Duration) {
 // lost makes the window smaller.
 func (r *retrier) lost(to int) {
 	r.slow = max(r.window/2, minWindow)
-	r.window = max(to, minWindow)
+	r.window = min(r.window, max(to, minWindow))
 	r.grown = 0
+}
+
+// narrow lets one packet be under way until more arrive. It is no sign of what the way bears.
+func (r *retrier) narrow() {
+	r.slow = max(r.slow, r.window)
+	r.window, r.grown = 1, 0
 }
 
 // back sends again from the first packet without an acknowledgement on, once until it has
@@ -188,6 +197,7 @@ func (q *QP) notReady(now time.Duration, s Syndrome) {
 		return
 	}
 	q.again()
+	r.narrow()
 	r.alive, r.timeouts, r.waiting, r.gone = now, 0, true, false
 	// Who says again and again that it is ready soon, and is not, is asked less and less often.
 	q.deadline = now + max(s.RNRDelay(), min(nearPause<<min(r.notReady, 16), farPause))

@@ -315,6 +315,46 @@ func TestTimeoutFollowsTheRoundTrip(t *testing.T) {
 	}
 }
 
+// TestNotReadySendsLittle: whoever is not ready, again and again, has a packet each time and no
+// window, whether it takes something in between or not; and when it is ready all goes as before in
+// a few round trips.
+func TestNotReadySendsLittle(t *testing.T) {
+	for _, takes := range []int{0, 1} {
+		p := setting{mtu: 4096, sends: 1, recvs: 1, peer: Peer{RNRRetry: retryForEver}}.pair(t)
+		p.post(p.a, Work{Op: OpWrite, Piece: piece(make([]byte, 1<<20)), Addr: 0x1000})
+		now, at := time.Duration(0), firstA
+		p.A.lose(now)
+		sent := 0
+		say := func(psn PSN, s Syndrome) {
+			p.A.give(now, p.B.addr, &Packet{Op: Acknowledge, PKey: DefaultPKey, Dest: p.a.number, PSN: psn, Syndrome: s})
+			sent += p.A.lose(now)
+		}
+		const rounds = 10
+		for range rounds {
+			for range takes {
+				say(at, AckUnlimited)
+				at = at.Add(1)
+			}
+			say(at, RNR(1))
+			now = p.A.dev.Next()
+			p.A.dev.Tick(now)
+			sent += p.A.lose(now)
+		}
+		if most := rounds * (1 + 2*takes); sent > most {
+			t.Errorf("%d packets taken between refusals: %d were sent for %d refusals, want %d at most", takes, sent, rounds, most)
+		}
+		for turn := range 9 {
+			now += 50 * time.Microsecond
+			at = p.a.req.next
+			if say(at.Add(-1), AckUnlimited); p.a.req.next.Sub(at) == firstWindow {
+				break
+			} else if turn == 8 {
+				t.Errorf("%d packets are under way after %d round trips", p.a.req.next.Sub(at), turn)
+			}
+		}
+	}
+}
+
 // TestGoBack: a lost packet is sent again at once when the receiver says so, with all behind
 // it, and once, whatever else is said about it.
 func TestGoBack(t *testing.T) {
