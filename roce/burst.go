@@ -12,8 +12,8 @@ const (
 // maxTail is the padding of a payload and the CRC.
 const maxTail = 3 + icrcLen
 
-// Burst is what one system call sends: packets of one destination, in their order. With
-// Config.GSO all of them are Size bytes long but the last, which may be shorter, and the
+// Burst is what one system call sends: packets of one destination, in their order. If it is to be
+// cut (Cut) all of them are Size bytes long but the last, which may be shorter, and the
 // kernel cuts them (UDP_SEGMENT). Without, each is a datagram of its own, of any size.
 //
 // A Burst is large, and its caller keeps one for all calls of Device.Fill.
@@ -25,7 +25,7 @@ type Burst struct {
 	packets [MaxBurst]BurstPacket
 	bytes   int  // of all packets
 	spare   int  // bytes that are kept for an acknowledgement, which is one packet
-	gso     bool // Config.GSO
+	gso     bool // Cut
 	closed  bool // the last packet is shorter than the first, so that nothing can follow
 	qp      *QP  // whose memory is referred to
 }
@@ -41,6 +41,10 @@ type BurstPacket struct {
 	tailLen uint8
 	region  *region // that the payload is part of, when the peer READs it
 }
+
+// Cut reports whether the kernel is to cut the burst: with Config.GSO, unless bursts to this peer do
+// not arrive.
+func (b *Burst) Cut() bool { return b.gso }
 
 // Packet is the i-th packet, from 0 to N-1.
 func (b *Burst) Packet(i int) *BurstPacket { return &b.packets[i] }

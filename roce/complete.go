@@ -109,7 +109,7 @@ func (q *QP) progress(now time.Duration) {
 	r := &q.req
 	gaps := uint64(min(r.retry.backs, 2))
 	q.stats.GapsClosed += gaps
-	q.dev.gaps += gaps
+	q.way.gap(int(gaps))
 	r.retry.backs = 0
 	gone := 0
 	for gone < r.reading && r.reads[gone].Sub(r.unacked) <= 0 {

@@ -14,7 +14,8 @@ type Config struct {
 
 	// GSO says that the shell sends a burst by one system call that the kernel cuts, which
 	// gives the i-th packet the identification i. The CRC covers it. Without, each packet
-	// leaves by itself, with identification 0. SetGSO changes it.
+	// leaves by itself, with identification 0, as all do to a peer to which bursts do not arrive
+	// (Burst.Cut). SetGSO changes it.
 	GSO bool
 
 	MaxQPs  int // queue pairs at most; 0: 65,536
@@ -73,7 +74,10 @@ type Device struct {
 
 	lent   *Burst // made by Fill, and not Sent yet
 	stats  Counters
-	gaps   uint64 // GapsClosed of all queue pairs there were
+	ways   map[netip.Addr]*way
+	kept   int        // of them, those without queue pairs
+	lost   uint64     // trials of bursts that failed
+	lostTo netip.Addr // the last one
 	drops  [NumDropReasons]uint64
 	in     Flow // of the last packet received
 	from   netip.AddrPort
@@ -109,15 +113,19 @@ func NewDevice(cfg Config, env Env, rnd *rand.Rand) (*Device, error) {
 	}
 	return &Device{
 		cfg: cfg, env: env, rnd: rnd, memory: NewMemory(rnd), numbers: newNumbers(rnd),
-		qps: map[uint32]*QP{}, mads: newRing[mad](cfg.MaxMADs),
+		qps: map[uint32]*QP{}, ways: map[netip.Addr]*way{}, mads: newRing[mad](cfg.MaxMADs),
 	}, nil
 }
 
 // Memory is what peers may touch of d.
 func (d *Device) Memory() *Memory { return d.memory }
 
-// SetGSO changes Config.GSO for the bursts that Fill makes from now on.
-func (d *Device) SetGSO(on bool) { d.cfg.GSO = on }
+// SetGSO changes Config.GSO for the bursts that Fill makes from now on, and forgets which did not
+// arrive.
+func (d *Device) SetGSO(on bool) {
+	d.cfg.GSO = on
+	d.forgetTrials()
+}
 
 // Counters are those of d since it was made. It looks at all queue pairs.
 func (d *Device) Counters() Counters {
@@ -127,9 +135,6 @@ func (d *Device) Counters() Counters {
 	}
 	return sum
 }
-
-// Gaps is GapsClosed of Counters, without a look at any queue pair.
-func (d *Device) Gaps() uint64 { return d.gaps }
 
 // Drops are how many packets were not taken, by reason.
 func (d *Device) Drops() [NumDropReasons]uint64 { return d.drops }
@@ -226,15 +231,19 @@ func (d *Device) Fill(now time.Duration, b *Burst) bool {
 		return false
 	}
 	b.clear()
-	b.gso = d.cfg.GSO
+	b.gso = d.cfg.GSO // a datagram is alone
 	if d.fillMAD(b) {
 		d.lent = b
 		return true
 	}
 	for q := d.line.pop(); q != nil; q = d.line.pop() {
+		b.gso = d.cfg.GSO && d.takesBursts(now, q.way)
 		q.fill(now, b)
 		if b.N == 0 {
 			continue // what it had to send is no more
+		}
+		if b.gso && b.N > 1 {
+			q.way.burst()
 		}
 		q.kick()
 		q.stats.SentPkts += uint64(b.N)

@@ -44,16 +44,16 @@ func TestLossCostsLittle(t *testing.T) {
 				done++
 			}
 		}
-		gaps := p.A.dev.Gaps()
-		if all := p.A.dev.Counters().GapsClosed; gaps != all || loss > 0 && gaps == 0 {
-			t.Errorf("%d gaps were closed, and the queue pairs have counted %d", gaps, all)
+		gaps := p.A.dev.Counters().GapsClosed
+		if loss > 0 && gaps == 0 {
+			t.Error("no gap was closed")
 		}
 		c = p.a.Counters()
 		if err := p.a.Close(); err != nil {
 			t.Fatal(err)
 		}
-		if all := p.A.dev.Counters().GapsClosed; p.A.dev.Gaps() != gaps || all != gaps {
-			t.Errorf("%d gaps were closed, %d are known, and %d counted, when the queue pair has gone", gaps, p.A.dev.Gaps(), all)
+		if all := p.A.dev.Counters().GapsClosed; all != gaps {
+			t.Errorf("%d gaps were closed, and %d counted when the queue pair has gone", gaps, all)
 		}
 		return p.now, c
 	}

@@ -88,6 +88,7 @@ type QP struct {
 	state  State
 	peer   Peer // its Addr is plain
 	to     netip.AddrPort
+	way    *way // to the peer; nil: there is none yet
 	stats  Counters
 	req    requester
 	resp   responder
@@ -195,6 +196,7 @@ func (q *QP) Connect(p Peer) error {
 	p.Addr = plain(p.Addr)
 	q.peer = p
 	q.arrived = false
+	q.way = q.dev.useWay(p.Addr)
 	q.resp.begin(p.First, int(p.ReadsOfPeer))
 	return nil
 }
@@ -240,6 +242,7 @@ func (q *QP) Reset() error {
 		return err
 	}
 	q.peer = Peer{}
+	q.leaveWay()
 	q.resp.owed = false
 	return nil
 }
@@ -260,6 +263,7 @@ func (q *QP) Close() error {
 	d.timers.remove(q)
 	d.line.remove(q)
 	d.stats.add(&q.stats)
+	q.leaveWay()
 	q.cfg.Memory.Forget(q.number)
 	q.state, q.deadline = Error, never
 	q.req, q.resp, q.done = requester{}, responder{repeat: never}, ring[Completion]{}

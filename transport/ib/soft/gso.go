@@ -1,44 +1,21 @@
 package soft
 
-// Whether bursts may be cut by the system.
-//
-// The invariant CRC covers IPv4's identification. When Linux cuts a burst (UDP_SEGMENT) it
-// numbers the packets 0, 1, 2 …, and the core computes their CRCs for that. A network card that
-// cuts by itself may number otherwise, and no plain socket can see it: a packet to ourselves
-// does not pass the card. What shows it is the peer, which takes the first packet of each
-// burst and no other. So the device watches how its bursts fare: when nearly each of a dozen
-// was answered by a gap or by silence and the peer was heard afterwards, the next ones are
-// packets sent one by one. (On a net that loses so much bursts are no gain either.) A peer that is not
-// heard again says nothing about bursts: one of two networks that is cut silences many queue pairs at
-// once, each several times, beside bursts that arrive. Over IPv6 there is no identification.
-
-// Bursts that are judged together, and of them those that must have failed.
-const (
-	trialBursts = 16
-	trialFailed = 14
-)
-
-// trial is where the judgement stands.
-type trial struct {
-	bursts uint64 // sent, when it began
-	failed uint64 // gaps that were closed, when it began
-}
-
-// judgeGSO looks at the bursts that were sent since the last trial began. mu is held.
+// judgeGSO says when bursts to a peer did not arrive (package roce, LostBursts). mu is held.
 func (d *Device) judgeGSO() {
 	o := &d.out
-	sent := d.stats.SentBursts
-	if !o.gso || sent-o.trial.bursts < trialBursts {
+	n, peer := d.dev.LostBursts()
+	if n == o.lost {
 		return
 	}
-	failed := d.dev.Gaps()
-	if (failed-o.trial.failed)*trialBursts >= (sent-o.trial.bursts)*trialFailed {
-		d.endGSO()
-	}
-	o.trial = trial{sent, failed}
+	d.stats.GSOEnded += n - o.lost
+	o.lost = n
+	d.r.DoFor(d, func() {
+		d.cfg.Log.Warn("bursts of packets to a peer do not arrive as they should: packets to it are sent one by one for a while, which costs more processor time",
+			"device", d.name(), "peer", peer, "hint", "if the network is sound and other peers are named, too, the card numbers the packets of a burst in a way of its own: set volumes.rdma_gso = \"off\"")
+	})
 }
 
-// endGSO has packets sent one by one from now on. mu is held.
+// endGSO has all packets sent one by one from now on: the way does not take bursts. mu is held.
 func (d *Device) endGSO() {
 	if !d.out.gso {
 		return
@@ -47,8 +24,7 @@ func (d *Device) endGSO() {
 	d.dev.SetGSO(false)
 	d.stats.GSOEnded++
 	d.r.DoFor(d, func() {
-		d.cfg.Log.Warn("bursts of packets do not arrive as they should: packets are sent one by one from now on, which costs more processor time",
-			"device", d.name(), "hint", "if the network is sound, the card numbers the packets of a burst in a way of its own")
+		d.cfg.Log.Warn("bursts of packets cannot be sent: packets are sent one by one from now on, which costs more processor time", "device", d.name())
 	})
 }
 

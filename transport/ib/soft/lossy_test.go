@@ -161,10 +161,52 @@ func TestSilenceOfSome(t *testing.T) {
 				t.Fatalf("beside silence: %+v", c)
 			}
 		}
-		return counter(a, "ack_timeouts")-sent > 3*trialBursts
+		return counter(a, "ack_timeouts")-sent > 48
 	})
 	if s := a.State(); !s.Bursts {
 		t.Error("bursts were given up because of the silence of some")
+	}
+}
+
+// TestBurstsOfOthers: a peer that says of each burst that its second packet did not arrive has none
+// any more, and others have them as before.
+func TestBurstsOfOthers(t *testing.T) {
+	ha, hb := newHost(t, "10.9.0.1/24", 1500), newHost(t, "10.9.0.2/24", 1500)
+	var err error
+	if hb.do(func() { err = hb.ip("addr add 10.9.0.3/24 dev net0") }); err != nil {
+		t.Fatal(err)
+	}
+	n := newNetwork(t, 7, ha, hb)
+	a, b, c := open(t, "10.9.0.1", ha, nil), open(t, "10.9.0.2", hb, nil), open(t, "10.9.0.3", hb, nil)
+	x, y := newEnd(t, a, depths), newEnd(t, b, depths)
+	connect(t, x, y)
+	u, v := newEnd(t, a, depths), newEnd(t, c, depths)
+	connect(t, u, v)
+	n.lose(func(p []byte) bool { return p[19] == 2 && binary.BigEndian.Uint16(p[4:]) == 1 })
+	bursts := func(from, to *end) uint64 {
+		t.Helper()
+		key, err := to.dom.Expose(make([]byte, 40_000), 0, ib.RemoteWrite)
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := counter(a, "sent_bursts")
+		for range 10 {
+			from.post(ib.WR{Op: ib.Write, Key: key, Piece: [3][]byte{pattern(40_000, 0)}, Flags: ib.Signal})
+			if c := from.next(); c.Status != ib.OK {
+				t.Fatalf("a write: %+v", c)
+			}
+		}
+		return counter(a, "sent_bursts") - before
+	}
+	bursts(x, y)
+	if n := counter(a, "gso_ended"); n != 1 || !a.State().Bursts {
+		t.Errorf("bursts were given up %d times, want once and for one peer", n)
+	}
+	if n := bursts(x, y); n > 0 {
+		t.Errorf("the peer that takes no bursts had %d more", n)
+	}
+	if bursts(u, v) == 0 {
+		t.Error("the other peer has no bursts")
 	}
 }
 
@@ -236,8 +278,10 @@ func TestForeignIdentifications(t *testing.T) {
 	x, y := newEnd(t, a, depths), newEnd(t, b, depths)
 	connect(t, x, y)
 	exchange(t, x, y, 3, 60, 20_000)
-	if n := counter(a, "gso_ended"); n != 1 || a.State().Bursts {
-		t.Errorf("bursts were given up %d times, want once", n)
+	sent := counter(a, "sent_bursts")
+	exchange(t, x, y, 4, 60, 20_000)
+	if n := counter(a, "gso_ended"); n != 1 || counter(a, "sent_bursts") != sent {
+		t.Errorf("bursts were given up %d times, want once, and %d were sent since", n, counter(a, "sent_bursts")-sent)
 	}
 	// The peer had no bursts to send, and so none that failed.
 	if n := counter(b, "gso_ended"); n != 0 {

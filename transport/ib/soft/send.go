@@ -109,7 +109,7 @@ func (o *outbox) reset() {
 // sender sends what the core of queue pairs has to send. Whoever finds nobody else doing so
 // does it for all, so that bursts form while a call is under way.
 type sender struct {
-	gso     bool         // bursts are cut by the kernel; guarded by Device.mu
+	gso     bool         // bursts are cut by the kernel, to peers where they arrive; guarded by Device.mu
 	busy    bool         // somebody has the fields below; guarded by Device.mu
 	full    bool         // nobody does, but the socket took no more of them; guarded by Device.mu
 	closing []*queuePair // to be freed once the burst was sent; guarded by Device.mu
@@ -120,11 +120,11 @@ type sender struct {
 	copied  [outCopied]byte
 	used    int // of copied
 	bytes   int
-	bursts  int   // of more than one packet
-	failed  Stats // of messages that could not be sent
-	refused bool  // there was one
-	cut     bool  // a burst was refused as such
-	trial   trial // guarded by Device.mu
+	bursts  int    // of more than one packet
+	failed  Stats  // of messages that could not be sent
+	refused bool   // there was one
+	cut     bool   // a burst was refused as such
+	lost    uint64 // times that bursts did not arrive, so far as it was said; guarded by Device.mu
 }
 
 // flush sends what can be sent, within bounds: what is left has the next turn.
@@ -217,7 +217,7 @@ func (o *sender) sent(d *Device) {
 func (o *sender) collect(d *Device, now time.Duration) bool {
 	o.used, o.bytes, o.bursts = 0, 0, 0
 	for o.box.room(roce.MaxBurst, burstPieces) && o.used+smallBytes <= outCopied && d.dev.Fill(now, &o.burst) {
-		if o.burst.N > 1 && o.gso {
+		if o.burst.N > 1 && o.burst.Cut() {
 			o.bursts++
 		}
 		n := 0
@@ -241,7 +241,7 @@ func (o *sender) add(scope uint32, small bool) {
 	b := &o.burst
 	for i := range b.N {
 		switch {
-		case !o.gso:
+		case !b.Cut():
 			o.box.message(b.To, scope, 0)
 		case i == 0 && b.N > 1:
 			o.box.message(b.To, scope, b.Size)

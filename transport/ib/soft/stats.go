@@ -20,7 +20,7 @@ type Stats struct {
 	RcvdTooLong   uint64 `name:"rcvd_too_long" help:"messages longer than what carries packets of RoCE"`
 	ReceiveErrors uint64 `name:"receive_errors" help:"errors that receiving met"`
 	DroppedMADs   uint64 `name:"dropped_mads" help:"messages of the connection manager that there was no room for"`
-	GSOEnded      uint64 `name:"gso_ended" help:"times that bursts were given up, because they did not arrive or could not be sent"`
+	GSOEnded      uint64 `name:"gso_ended" help:"times that bursts were given up, because they did not arrive at a peer or could not be sent"`
 	LinkDowned    uint64 `name:"link_downed" help:"times that the address was taken from the machine"`
 
 	// Packets that could not be sent.
