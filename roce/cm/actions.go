@@ -143,6 +143,25 @@ func (c *Conn) drep(time.Duration) {
 	c.m.send(c.remote.Addr(), &c.m.out)
 }
 
+// drepAgain answers a DREQ that comes once more, waitAgain and acceptAgain a REQ.
+func (c *Conn) drepAgain(now time.Duration) {
+	if c.mayAnswerAgain(now) {
+		c.drep(now)
+	}
+}
+
+func (c *Conn) waitAgain(now time.Duration) {
+	if c.mayAnswerAgain(now) {
+		c.wait(now)
+	}
+}
+
+func (c *Conn) acceptAgain(now time.Duration) {
+	if c.mayAnswerAgain(now) {
+		c.sendAgain(now)
+	}
+}
+
 // putREJ makes c's answer to its REQ a REJ.
 func (c *Conn) putREJ(p *rej) {
 	p.local, p.remote, p.about = c.id, c.remoteID, aboutREQ
@@ -232,6 +251,9 @@ func (c *Conn) silent(time.Duration) { c.end(ErrSilent, ReasonNone, nil) }
 
 // refuseAgain answers a REQ whose connection has ended.
 func (c *Conn) refuseAgain(now time.Duration) {
+	if !c.mayAnswerAgain(now) {
+		return
+	}
 	if !c.rejected {
 		c.putREJ(&rej{reason: ReasonStale})
 	}
@@ -239,7 +261,10 @@ func (c *Conn) refuseAgain(now time.Duration) {
 }
 
 // refuseRep answers a REP whose dial has ended, so that its sender forgets it.
-func (c *Conn) refuseRep(time.Duration) {
+func (c *Conn) refuseRep(now time.Duration) {
+	if !c.mayAnswerAgain(now) {
+		return
+	}
 	c.m.refuse(c.remote.Addr(), &rej{local: c.id, remote: c.m.in.local, about: aboutREP, reason: ReasonStale})
 }
 

@@ -41,6 +41,9 @@ type Stats struct {
 	Crowded   uint64 // connections that made room for a request, because their peers had not confirmed them
 	Stale     uint64 // connections that their peer had forgotten
 	NoService uint64 // requests for ports that nobody listens to
+
+	// Unanswered counts messages that got no answer because too many strangers had one lately.
+	Unanswered uint64
 }
 
 // askKey names a connection that a peer asked for, and peerKey a queue pair of a peer.
@@ -77,6 +80,8 @@ type Manager struct {
 	askedBy map[netip.Addr]*asker // by source; none has none
 	waiting queue                 // of these, those that make room for others
 	timers  timers
+
+	strangers time.Duration // when all answers to strangers have come back (mayAnswer)
 
 	in  message
 	out [MADLen]byte // answers; what is repeated is kept by its Conn

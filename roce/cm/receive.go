@@ -8,7 +8,8 @@ import (
 // Receive takes a datagram that came to queue pair 1; it is not kept. The port of from is not
 // looked at. What is no message of the connection manager is counted and dropped.
 //
-// For each datagram at most one is sent, of the same size, to where it came from; but a
+// For each datagram at most one is sent, of the same size, to where it came from, and to strangers
+// few at a time (mayAnswer); but a
 // message that shows that the peer has forgotten a connection also begins that one's end.
 func (m *Manager) Receive(now time.Duration, from netip.AddrPort, mad []byte) {
 	m.stats.Received++
@@ -91,7 +92,7 @@ func (m *Manager) receiveREQ(now time.Duration, peer netip.Addr, body []byte) {
 		if reason == ReasonInvalidMTU {
 			r.info = []byte{mtuCode(m.cfg.MTU)} // what would be taken instead
 		}
-		m.refuse(peer, &r)
+		m.refuseStranger(now, peer, &r)
 		return
 	}
 	if c := m.byPeer[peerKey{peer, p.qpn}]; c != nil {
@@ -151,7 +152,7 @@ func (m *Manager) receiveREP(now time.Duration, peer netip.Addr, body []byte) {
 	c := m.find(peer, p.local, p.remote)
 	if c == nil {
 		// Nobody waits for it. Its sender has something half open, which it can forget.
-		m.refuse(peer, &rej{local: p.remote, remote: p.local, about: aboutREP, reason: ReasonInvalidCommID})
+		m.refuseStranger(now, peer, &rej{local: p.remote, remote: p.local, about: aboutREP, reason: ReasonInvalidCommID})
 		return
 	}
 	if c.state == ReqSent || c.state == ReqMRA {
@@ -180,8 +181,10 @@ func (m *Manager) receiveDREQ(now time.Duration, peer netip.Addr, body []byte) {
 	case c == nil:
 		// The peer's connection outlived ours, or our DREP was lost: it is told what it wants to
 		// hear (drivers/infiniband/core/cm.c, cm_issue_drep).
-		(&drep{p.remote, p.local}).put(&m.out, m.in.tid)
-		m.send(peer, &m.out)
+		if m.mayAnswer(now) {
+			(&drep{p.remote, p.local}).put(&m.out, m.in.tid)
+			m.send(peer, &m.out)
+		}
 	case p.qpn != c.param.QPN:
 		m.stats.Forged++
 	default:
@@ -227,4 +230,11 @@ func (m *Manager) receiveMRA(now time.Duration, peer netip.Addr, body []byte) {
 func (m *Manager) refuse(peer netip.Addr, r *rej) {
 	r.put(&m.out, m.in.tid)
 	m.send(peer, &m.out)
+}
+
+// refuseStranger is refuse, of one with whom there is no connection.
+func (m *Manager) refuseStranger(now time.Duration, peer netip.Addr, r *rej) {
+	if m.mayAnswer(now) {
+		m.refuse(peer, r)
+	}
 }

@@ -95,7 +95,7 @@ func init() {
 	for _, s := range []State{ReqRcvd, MRASent} {
 		// A kernel that is not answered asks again, and is then told to wait
 		// (IB_CM_MRA_FLAG_DELAY): an answer that comes soon needs no MRA.
-		on(s, evREQ, MRASent, "MRA", (*Conn).wait)
+		on(s, evREQ, MRASent, "MRA", (*Conn).waitAgain)
 		on(s, evWait, MRASent, "MRA", (*Conn).wait)
 		on(s, evAccept, RepSent, "REP", (*Conn).accept)
 		on(s, evReject, TimeWait, "REJ: consumer", (*Conn).reject)
@@ -108,7 +108,7 @@ func init() {
 	// Not once the peer was told to wait, for it would.
 	on(ReqRcvd, evForget, Closed, "released", (*Conn).forget)
 	for _, s := range []State{RepSent, RepMRA} {
-		on(s, evREQ, s, "REP", (*Conn).sendAgain)
+		on(s, evREQ, s, "REP", (*Conn).acceptAgain)
 		on(s, evRTU, Established, "connected", (*Conn).established)
 		// The peer sends when it has the REP: its RTU was lost, or is behind the packet.
 		on(s, evPacket, Established, "connected", (*Conn).established)
@@ -141,7 +141,7 @@ func init() {
 	// What ended is not begun by a message that comes late.
 	on(TimeWait, evREQ, TimeWait, "REJ as before, or: stale", (*Conn).refuseAgain)
 	on(TimeWait, evREP, TimeWait, "REJ: stale", (*Conn).refuseRep)
-	on(TimeWait, evDREQ, TimeWait, "DREP", (*Conn).drep)
+	on(TimeWait, evDREQ, TimeWait, "DREP", (*Conn).drepAgain)
 	on(TimeWait, evExpire, Closed, "released", (*Conn).release)
 	ignore(TimeWait, evRTU, evMRA, evREJ, evDREP, evPacket, evDisconnect)
 
