@@ -182,6 +182,10 @@ func (cfg Config) device() (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
+	if have, want := d.sock.sendBuffer(), cfg.Buffer; d.m.Wire == nil && have < want {
+		cfg.Log.Warn("the socket of a RoCE device has less room for packets to be sent than it asked for: packets to a few addresses that do not answer can fill it, and all of its connections stand meanwhile",
+			"device", d.name(), "bytes", have, "asked", want, "hint", fmt.Sprintf("sysctl -w net.core.wmem_max=%d", want))
+	}
 	d.beginGSO()
 	if err := d.r.Add(d.sock.fd, unix.EPOLLIN, d); err != nil {
 		d.sock.close()

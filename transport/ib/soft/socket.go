@@ -139,3 +139,15 @@ func (s *socket) buffer() (size int, overrun uint32) {
 	m := meminfo(s.fd)
 	return int(m[unix.SK_MEMINFO_RCVBUF]), m[unix.SK_MEMINFO_DROPS]
 }
+
+// sendBuffer is how many bytes wait at most to be sent, as they are asked for: the kernel doubles that,
+// for what it needs besides.
+func (s *socket) sendBuffer() int {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.fd < 0 || s.wire != nil {
+		return 0
+	}
+	m := meminfo(s.fd)
+	return int(m[unix.SK_MEMINFO_SNDBUF] / 2)
+}

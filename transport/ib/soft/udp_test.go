@@ -3,6 +3,8 @@ package soft
 import (
 	"bytes"
 	"errors"
+	"log/slog"
+	"math"
 	"net/netip"
 	"strings"
 	"testing"
@@ -139,5 +141,22 @@ func TestZoneThatIsNotThere(t *testing.T) {
 	s, err := openSocket(netip.MustParseAddr("fe80::1%nosuchlink"), bufferBytes)
 	if err == nil || s != nil || !strings.Contains(err.Error(), "the zone of fe80::1%nosuchlink") {
 		t.Errorf("%v, %v", s, err)
+	}
+}
+
+// TestSmallSendBuffer: who has less room to send than asked for is told, once, and what to do.
+func TestSmallSendBuffer(t *testing.T) {
+	for _, c := range []struct {
+		ask  int
+		told int
+	}{{64 << 10, 0}, {math.MaxInt32, 1}} { // of which the kernel gives half at most
+		var log bytes.Buffer
+		d := open(t, local(9), nil, func(cfg *Config) {
+			cfg.Buffer, cfg.Log = c.ask, slog.New(slog.NewTextHandler(&log, nil))
+		})
+		d.Close()
+		if n := strings.Count(log.String(), "net.core.wmem_max"); n != c.told {
+			t.Errorf("%d bytes asked for: told %d times, want %d: %s", c.ask, n, c.told, &log)
+		}
 	}
 }
