@@ -91,7 +91,7 @@ var arrows = []struct {
 	{"node/peers", []string{"node/base", "node/config", "transport", "transport/tcp", "wire/rtrs", "rdserr", "internal/netlocal", "internal/quota", "internal/reactor"}},
 	{"node/health", []string{"internal/plain"}},
 	{"node/access", []string{"node/base", "node/config", "rdserr", "internal/guard", "internal/quota"}},
-	{"node/datagram", []string{"node/base", "node/config", "node/peers", "rds", "conn", "wire", "rdserr", "transport", "shm", "internal/buf", "internal/guard", "internal/netlocal", "internal/quota", "internal/reactor", "internal/stats"}},
+	{"node/datagram", []string{"node/base", "node/config", "node/peers", "rds", "conn", "wire", "rdserr", "transport", "shm", "internal/buf", "internal/eintr", "internal/guard", "internal/netlocal", "internal/quota", "internal/reactor", "internal/stats"}},
 	{"node/client", []string{"node/access", "node/base", "node/config", "node/datagram", "rds", "conn", "wire", "rdserr", "transport", "shm", "api/rdsd/v1", "api/rdsd/v1/fastwire", "internal/buf", "internal/guard", "internal/msgpool", "internal/quota", "internal/reactor", "internal/toll"}},
 	// A client for tests knows the layouts and the messages, and nothing of a daemon's inside.
 	{"node/client/clienttest", []string{"node/config", "shm", "api/rdsd/v1", "internal/freeport"}},
