@@ -439,7 +439,8 @@ func (p *volProcess) takeAway(ctx context.Context, d *disk) {
 		return
 	}
 	p.wait(w.upTo(100 * time.Millisecond))
-	if _, err := p.host.Export(ctx, d.spec()); err != nil && !p.over {
+	// It may be there and be taken away again by another.
+	if _, err := p.host.Export(ctx, d.spec()); err != nil && !p.over && rdserr.Errno(err) != rdserr.ErrNotFound.Errno {
 		w.fail("%s is not exported again: %v", d.name, err)
 	}
 }
