@@ -188,11 +188,11 @@ func (p *volProcess) export(x rnbd.ServerEvent) {
 // enough is more memory than all sessions of a world can have.
 const enough = 256 << 20
 
-// ration lets chunks have a few pages more than they have, for d.
+// ration lets chunks have a few pages more than they have, or none, for d.
 func (p *volProcess) ration(d time.Duration) {
 	w := p.v.w
-	low := p.memory.Kinds()[quota.Chunks].Used + chunkPage*int64(1+w.rng.Intn(4))
-	p.memory.Ration(quota.Chunks, low, low+chunkPage*int64(w.rng.Intn(16)))
+	low := p.memory.Kinds()[quota.Chunks].Used + chunkPage*int64(w.rng.Intn(4))
+	p.memory.Ration(quota.Chunks, low, low+chunkPage*int64(w.rng.Intn(4)))
 	w.After(d, p.event(func() { p.memory.Ration(quota.Chunks, enough, enough) }))
 }
 
