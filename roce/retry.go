@@ -225,11 +225,6 @@ func (q *QP) expired(now time.Duration) {
 	r.timeouts++
 	r.backoff++
 	r.lost(minWindow)
-	if r.timeouts > 1 {
-		// Perhaps nobody is there: what is sent to such an address of the link waits in the kernel, at
-		// the expense of the socket that all queue pairs have.
-		r.narrow()
-	}
 	q.again()
 	q.deadline = now + r.timeout(q)
 	// The last of them ends when the peer's time does.

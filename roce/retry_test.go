@@ -315,29 +315,6 @@ func TestTimeoutFollowsTheRoundTrip(t *testing.T) {
 	}
 }
 
-// TestSilenceIsSentLittle: to a peer that says nothing a window is sent again once, and then a packet
-// each time: at an address at which nobody is they fill the socket that others need.
-func TestSilenceIsSentLittle(t *testing.T) {
-	p := setting{mtu: 4096, sends: 1, recvs: 1, peer: Peer{Timeout: 19, Retry: 7}}.pair(t)
-	p.post(p.a, Work{Op: OpWrite, Piece: piece(make([]byte, 1<<20)), Addr: 0x1000})
-	now := time.Duration(0)
-	for i, want := range []int{firstWindow, minWindow, 1, 1, 1} {
-		if n := p.A.lose(now); n != want {
-			t.Errorf("%d packets after %d timeouts, want %d", n, i, want)
-		}
-		for q := p.a; q.Counters().AckTimeouts == uint64(i); {
-			now = p.A.dev.Next()
-			p.A.dev.Tick(now)
-		}
-	}
-	// What it says then is to the packet that asked, and all goes on.
-	p.A.lose(now)
-	p.A.give(now, p.B.addr, &Packet{Op: Acknowledge, PKey: DefaultPKey, Dest: p.a.number, PSN: firstA, Syndrome: AckUnlimited})
-	if n := p.A.lose(now); n != 2 {
-		t.Errorf("%d packets after the first answer, want 2", n)
-	}
-}
-
 // TestNotReadySendsLittle: whoever is not ready, again and again, has a packet each time and no
 // window, whether it takes something in between or not; and when it is ready all goes as before in
 // a few round trips.
