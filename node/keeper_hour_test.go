@@ -33,7 +33,7 @@ func TestKeeperFindsWhatItMissed(t *testing.T) {
 		}
 		return nil
 	}
-	await.Until(t, 30*time.Second, "the keeper has found the port", func() bool { return kept().GetCongested() && kept().GetReaderPid() != 0 })
+	await.Until(t, 2*time.Minute, "the keeper has found the port", func() bool { return kept().GetCongested() && kept().GetReaderPid() != 0 })
 	p := kept()
 	if int(p.GetReaderPid()) != os.Getpid() || p.GetReaderProgram() == "" || len(p.GetCulprit()) != 1 || !p.GetLocal() || p.GetTimes() != 1 {
 		t.Errorf("it has %v", p)
@@ -41,7 +41,7 @@ func TestKeeperFindsWhatItMissed(t *testing.T) {
 	if err := reader.stream.CloseSend(); err != nil { // the socket is closed, and its port clear
 		t.Fatal(err)
 	}
-	await.Until(t, 30*time.Second, "the keeper has noted that it is clear", func() bool { return !kept().GetCongested() })
+	await.Until(t, 2*time.Minute, "the keeper has noted that it is clear", func() bool { return !kept().GetCongested() })
 	if p := kept(); p.GetCongestedNs() == 0 || p.GetReaderPid() == 0 {
 		t.Errorf("of a port that is clear it has %v", p)
 	}
@@ -83,7 +83,7 @@ func TestKeeperOfAFullMap(t *testing.T) {
 		return len(l) == 1 && l[0].GetCongested() && l[0].GetTimes() == 1
 	}
 	// Its watch begins after Run does.
-	await.Until(t, 30*time.Second, "the keeper has the ports", func() bool {
+	await.Until(t, 2*time.Minute, "the keeper has the ports", func() bool {
 		tell(func(now time.Duration, pe *rds.Peer) {
 			pe.CongestionDelta(now, wire.PortState{Port: stays, Congested: true})
 			pe.CongestionDelta(now, wire.PortState{Port: ends, Congested: true})
@@ -95,7 +95,7 @@ func TestKeeperOfAFullMap(t *testing.T) {
 		pe.CongestionMap(now, m)
 	})
 	others := func() int { return int(k.History(netip.AddrPort{}).GetOthers().GetCongestedPorts()) }
-	await.Until(t, 30*time.Second, "the keeper has looked", func() bool { return others() > 1000 })
+	await.Until(t, 2*time.Minute, "the keeper has looked", func() bool { return others() > 1000 })
 	if !congested(stays) || !congested(ends) {
 		t.Errorf("port %d is congested: %v, port %d: %v", stays, congested(stays), ends, congested(ends))
 	}
@@ -109,7 +109,7 @@ func TestKeeperOfAFullMap(t *testing.T) {
 		m[ends/8] &^= 1 << (ends % 8)
 		pe.CongestionMap(now, m)
 	})
-	await.Until(t, 30*time.Second, "the keeper has looked again", func() bool { return !congested(ends) })
+	await.Until(t, 2*time.Minute, "the keeper has looked again", func() bool { return !congested(ends) })
 	if !congested(stays) {
 		t.Errorf("port %d is taken for clear", stays)
 	}

@@ -257,12 +257,13 @@ func (r *rounds) injectOnce(call, errno string, pass int) (hits int) {
 	return bytes.Count(b, []byte("(INJECTED)"))
 }
 
-// nothingLeft waits until there are as many descriptors and goroutines as at first. If
-// that does not come the daemon is made to show its stacks.
+// nothingLeft waits until there are as many descriptors and goroutines as at first: a store that
+// could not be opened is looked at again after 30 s. If that does not come the daemon is made to
+// show its stacks.
 func (r *rounds) nothingLeft(what string) {
 	r.t.Helper()
 	var fds, procs int
-	for until := time.Now().Add(20 * time.Second); time.Now().Before(until); time.Sleep(20 * time.Millisecond) {
+	for until := time.Now().Add(45 * time.Second); time.Now().Before(until); time.Sleep(20 * time.Millisecond) {
 		if fds, procs = r.p.a.open(), r.goroutines(); fds <= r.fds && procs <= r.procs {
 			return
 		}
