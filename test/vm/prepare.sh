@@ -35,9 +35,14 @@ trap 'exit 1' HUP INT TERM
 parts=$(apt-cache depends "linux-headers-$abi" | sed -n 's/^ *Depends: \(linux-[a-z0-9.-]*\)$/\1/p')
 compiler=$(echo "$parts" | sed -n 's/^linux-compiler-\(gcc-[0-9]*\)-x86$/\1/p')
 mkdir "$tmp/debs" "$tmp/root"
+# Of a mirror that is being renewed the programs and the source may be of the next revision when the
+# signed image is not: they go with it.
+pick() {
+	if apt-cache policy "$1" | grep -q "^[ *]*$version "; then echo "$1=$version"; else echo "$1"; fi
+}
 (
 	cd "$tmp/debs"
-	for p in "linux-image-$abi" "linux-headers-$abi" $parts "linux-source-$series"; do echo "$p=$version"; done |
+	for p in "linux-image-$abi" "linux-headers-$abi" $parts "linux-source-$series"; do pick "$p"; done |
 		xargs apt-get download -q
 ) || {
 	# Once more with lists of today, which may name another version.

@@ -365,14 +365,14 @@ def test_a_request_ends_in_time_though_its_send_has_waited(bind: Bind) -> None:
     held, unread = congest(a, b)
     with ThreadPoolExecutor(1) as pool:
         begun = time.monotonic()
-        request = pool.submit(a.request, b.local_address, b"?", 1)
+        request = pool.submit(a.request, b.local_address, b"?", 4)
         time.sleep(0.7)
         for lease in held:
             lease.release()
         receive(b, unread)
         asked = b.recv(timeout=5)
         assert asked.payload == b"?"
-        time.sleep(max(0.0, begun + 1.5 - time.monotonic()))
+        time.sleep(max(0.0, begun + 4.5 - time.monotonic()))
         b.reply(asked, b"late", timeout=5)
         with pytest.raises(rdsd.TimedOut):
             request.result(10)
