@@ -14,11 +14,19 @@ import (
 // asked for it before. It has no work then, sleeps, and takes nothing from what has the number of its
 // doorbell's descriptor by then.
 func TestClosedRingTakesNothing(t *testing.T) {
-	t.Run("one that has rung", func(t *testing.T) { testClosedRing(t, false) })
-	t.Run("one whose post found no room", func(t *testing.T) { testClosedRing(t, true) })
+	for what, left := range map[string]bool{"one that has rung": false, "one whose post found no room": true} {
+		done := false
+		for tries := 0; !done && tries < 10; tries++ {
+			t.Run(what, func(t *testing.T) { done = closedRing(t, left) })
+		}
+		if !done {
+			t.Errorf("%s: somebody else always has the number", what)
+		}
+	}
 }
 
-func testClosedRing(t *testing.T, left bool) {
+// closedRing reports false where somebody else has the number of the doorbell's descriptor by then.
+func closedRing(t *testing.T, left bool) bool {
 	w, cfg := startClients(t)
 	c := clienttest.AttachRing(t, cfg, clienttest.OneDoorbell(cfg.RDS.Addresses[0], 0))
 	e, _ := w.hosts.Locals()[0].Lock()
@@ -41,10 +49,14 @@ func testClosedRing(t *testing.T, left bool) {
 	}
 	defer clienttest.CloseFDs(fds[:])
 	if fds[0] != number {
-		if err := unix.Dup3(fds[0], number, unix.O_CLOEXEC); err != nil {
+		got, err := unix.FcntlInt(uintptr(fds[0]), unix.F_DUPFD_CLOEXEC, number)
+		if err != nil {
 			t.Fatal(err)
 		}
-		defer unix.Close(number)
+		defer unix.Close(got)
+		if got != number {
+			return false
+		}
 	}
 	if _, err := unix.Write(fds[1], make([]byte, 96)); err != nil {
 		t.Fatal(err)
@@ -62,4 +74,5 @@ func testClosedRing(t *testing.T, left bool) {
 	if n, err := unix.IoctlGetInt(number, unix.SIOCINQ); err != nil || n != 96 {
 		t.Errorf("of 96 bytes that are another's %d are left, %v", n, err)
 	}
+	return true
 }
