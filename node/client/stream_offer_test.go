@@ -163,34 +163,10 @@ func TestRefusedWithoutTheLock(t *testing.T) {
 	}
 }
 
-// TestRefusedInOrder: room that comes between two stretches is for no datagram behind one to the same
-// destination that was refused: that would arrive before it when it is sent again.
-func TestRefusedInOrder(t *testing.T) {
-	s, k, eng := offerTo(t, func(b *rdsdv1.Bind) { b.SetSendBufferBytes(8 << 10) })
-	first, second := peerEndpoint(1), peerEndpoint(2)
-	b := crossing(1000, false, first, second)
-	b.lengths[0], b.payload = 8<<10, make([]byte, 8<<10) // the buffer is full
-	eng.held = func() {
-		if s.sock.Info().Undecided == 0 {
-			return
-		}
-		eng.held = nil
-		if n, _, err := s.sock.Cancel(0, netip.AddrPortFrom(first.addr, uint16(first.port))); n != 1 || err != nil {
-			t.Errorf("%d cancelled, %v", n, err)
-		}
-	}
-	third := peerEndpoint(3)
-	b.dests = append(b.dests, third)
-	b.index[999] = 2
-	s.send(b)
-	got, errs := answered(t, s, k)
-	if got != 2 || len(errs) != 1 || errs[0].GetIndex() != 1 || errs[0].GetCount() != 998 || errs[0].GetErrno() != int32(rdserr.ErrWouldBlock.Errno) {
-		t.Errorf("%d are accepted, errors %v", got, errs)
-	}
-}
-
-// TestRefusedInOrderTwiceListed: nor is it for one to the same destination under another entry of the list.
-func TestRefusedInOrderTwiceListed(t *testing.T) {
+// refusedAtFirst is a batch that crosses between two destinations, the first of whose datagrams fills the
+// socket's buffer until its first stretch is over. The last one goes to last.
+func refusedAtFirst(t *testing.T, last rawEndpoint) (accepted uint32, errs []*rdsdv1.SendError) {
+	t.Helper()
 	s, k, eng := offerTo(t, func(b *rdsdv1.Bind) { b.SetSendBufferBytes(8 << 10) })
 	first := peerEndpoint(1)
 	b := crossing(1000, false, first, peerEndpoint(2))
@@ -204,10 +180,24 @@ func TestRefusedInOrderTwiceListed(t *testing.T) {
 			t.Errorf("%d cancelled, %v", n, err)
 		}
 	}
-	b.dests = append(b.dests, first)
+	b.dests = append(b.dests, last)
 	b.index[999] = 2
 	s.send(b)
-	got, errs := answered(t, s, k)
+	return answered(t, s, k)
+}
+
+// TestRefusedInOrder: room that comes between two stretches is for no datagram behind one to the same
+// destination that was refused: that would arrive before it when it is sent again.
+func TestRefusedInOrder(t *testing.T) {
+	got, errs := refusedAtFirst(t, peerEndpoint(3))
+	if got != 2 || len(errs) != 1 || errs[0].GetIndex() != 1 || errs[0].GetCount() != 998 || errs[0].GetErrno() != int32(rdserr.ErrWouldBlock.Errno) {
+		t.Errorf("%d are accepted, errors %v", got, errs)
+	}
+}
+
+// TestRefusedInOrderTwiceListed: nor is it for one to the same destination under another entry of the list.
+func TestRefusedInOrderTwiceListed(t *testing.T) {
+	got, errs := refusedAtFirst(t, peerEndpoint(1))
 	if got != 1 || len(errs) != 1 || errs[0].GetIndex() != 1 || errs[0].GetCount() != 999 {
 		t.Errorf("%d are accepted, errors %v", got, errs)
 	}
