@@ -40,17 +40,22 @@ func TestPausesOfOneLength(t *testing.T) {
 	}
 }
 
+// writeInFlight is a client with two paths, and a write in flight on one of them.
+func writeInFlight(t *testing.T) (f *fakeClient, r *Req, on *ClientPath) {
+	t.Helper()
+	f = newFakeClient(t, ClientConfig{})
+	for i := byte(1); i <= 2; i++ {
+		f.connect(f.add(i), fourChunks, ours, 7)
+	}
+	f.take()
+	r = f.submit(Write, make([]byte, 512))
+	return f, r, one(t, f.take()).path.(*ClientPath)
+}
+
 // TestCancelOnAPathThatIsGivenUp: what was in flight there is not sent again. It ends when
 // the links are closed, as its memory may be in use until then.
 func TestCancelOnAPathThatIsGivenUp(t *testing.T) {
-	f := newFakeClient(t, ClientConfig{})
-	p := f.add(1)
-	f.connect(p, fourChunks, ours, 7)
-	q := f.add(2)
-	f.connect(q, fourChunks, ours, 7)
-	f.take()
-	r := f.submit(Write, make([]byte, 512))
-	lost := one(t, f.take()).path.(*ClientPath)
+	f, r, lost := writeInFlight(t)
 	if f.c.Cancel(f.now, r, syscall.ENODEV) {
 		t.Fatal("cancelled in flight")
 	}
@@ -79,15 +84,8 @@ func TestCancelOnAPathThatIsGivenUp(t *testing.T) {
 // TestRecallHoldsUpNobody: a write that is to come back from a path that was lost is not sent again, and comes
 // back when it cannot happen any more; others are sent before that.
 func TestRecallHoldsUpNobody(t *testing.T) {
-	f := newFakeClient(t, ClientConfig{})
-	p := f.add(1)
-	f.connect(p, fourChunks, ours, 7)
-	q := f.add(2)
-	f.connect(q, fourChunks, ours, 7)
-	f.take()
 	again := errors.New("again")
-	r := f.submit(Write, make([]byte, 512))
-	lost := one(t, f.take()).path.(*ClientPath)
+	f, r, lost := writeInFlight(t)
 	if f.c.Recall(f.now, r, again) {
 		t.Fatal("recalled in flight")
 	}
@@ -104,13 +102,8 @@ func TestRecallHoldsUpNobody(t *testing.T) {
 	if o := one(t, f.take()); o.op.Kind != transport.OpWriteImm {
 		t.Errorf("another write was not sent: %+v", o)
 	}
-	left := p
-	if lost == p {
-		left = q
-	}
-	left.c.epochs[0].fenced = true
-	f.c.Tick(f.now)
-	left.c.fence()
+	f.c.epochs[0].fenced = true
+	f.c.fence()
 	if one(t, f.done) != r || r.Err != again || other.at != inFlight {
 		t.Errorf("it came back with %v; the other is %v", r.Err, other.at)
 	}

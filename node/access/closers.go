@@ -4,7 +4,6 @@ import (
 	"io"
 	"net"
 	"sync"
-	"sync/atomic"
 
 	"github.com/rdsd/rdsd/internal/guard"
 )
@@ -13,9 +12,8 @@ import (
 // long as whoever has sent a descriptor there likes, and has a thread all that time. So one of
 // a user is closed at a time, the others wait their turn with it, and nobody else waits.
 type Closers struct {
-	guard   *guard.Guard
-	most    int
-	waiting atomic.Int64 // of all users
+	guard *guard.Guard
+	most  int
 
 	mu      sync.Mutex
 	running int                     // goroutines, one of a user and most in all
@@ -52,7 +50,6 @@ func (l *Closers) Close(uid uint32, c io.Closer) {
 		}
 	}
 	u.waits = append(u.waits, c)
-	l.waiting.Add(1)
 	l.start(uid, u)
 }
 
@@ -88,7 +85,6 @@ func (l *Closers) start(uid uint32, u *userClosers) {
 	c := u.waits[0]
 	u.waits[0] = nil
 	u.waits = u.waits[1:]
-	l.waiting.Add(-1)
 	u.running = true
 	l.running++
 	go func() { // ends with the close
@@ -117,4 +113,11 @@ func (l *Closers) ended(uid uint32, u *userClosers) {
 }
 
 // Waiting is how many connections wait for others to be closed.
-func (l *Closers) Waiting() int { return int(l.waiting.Load()) }
+func (l *Closers) Waiting() (n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, u := range l.of {
+		n += len(u.waits)
+	}
+	return n
+}
