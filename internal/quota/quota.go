@@ -66,11 +66,18 @@ func (n *Node) partOf(k Kind) int64 { return n.limit / 64 * kinds[k].part }
 // in over: with its rings full a user has more than little of them, and its next call would wait
 // for others to end. There are as many peers as addresses, so each leaves the same.
 func (a *Account) leavesOf(k Kind, whole int64) int64 {
-	n := a.node
-	if a.holder.User && whole-a.kinds[Regions].Load() <= n.limit/32 {
+	if a.little(whole) {
 		return 0
 	}
-	return n.limit / 64 * kinds[k].leaves
+	return a.node.limit / 64 * kinds[k].leaves
+}
+
+// Little reports whether the account is that of a user who holds little: a 32nd of the limit at
+// most, pages of regions aside. Who lacks memory gains nothing from such a one.
+func (a *Account) Little() bool { return a != nil && a.little(a.used.Load()) }
+
+func (a *Account) little(whole int64) bool {
+	return a.holder.User && whole-a.kinds[Regions].Load() <= a.node.limit/32
 }
 
 func (k Kind) String() string { return kinds[k].name }

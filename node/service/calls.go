@@ -372,7 +372,8 @@ func (t *callTable) refuse(c *callConn, why error) {
 
 // evict makes room for who, which waits. One user's greed is no other's end: the user
 // who gives room is the one whose own share is spent, if that is what is missing, and
-// else the one with the most in calls that may be ended. Of its connections goes the one
+// else the one with the most in calls that may be ended; a user who holds little gives none to
+// others, however little of the rest is in calls. Of its connections goes the one
 // that sits on half a message and has been silent for longest, or, when all of them are
 // waiting themselves, the one that holds most.
 func (t *callTable) evict(now time.Time, who *callConn, why error) {
@@ -388,7 +389,7 @@ func (t *callTable) evict(now time.Time, who *callConn, why error) {
 		e := evictable{c, c.taken, c.last, c.waits}
 		no := c.ended || c.half == 0 && !c.waits
 		c.mu.Unlock()
-		if !no {
+		if !no && (c.id.UID == who.id.UID || !c.account.Little()) {
 			fit = append(fit, e)
 			held[c.id.UID] += e.taken
 		}

@@ -45,6 +45,12 @@ func TestEvict(t *testing.T) {
 	greedy := memory.Account(quota.User(2))
 	defer greedy.Close()
 	greedy.Grow(quota.Sockets, 60<<20) // user 2 is over its share, for other things
+	modest, much := memory.Account(quota.User(3)), memory.Account(quota.User(4))
+	defer modest.Close()
+	defer much.Close()
+	modest.Grow(quota.Calls, 2<<20) // a 32nd of the limit
+	much.Grow(quota.Calls, 2<<20+1)
+	accounts := map[uint32]*quota.Account{2: greedy, 3: modest, 4: much}
 	for _, x := range []struct {
 		what  string
 		conns map[string]who
@@ -68,16 +74,19 @@ func TestEvict(t *testing.T) {
 		{"what may not be ended does not count", map[string]who{"between": {taken: 99, uid: 1}, "ended": {half: 1, taken: 99, uid: 1, ended: true}, "small": {half: 1, taken: 1, uid: 1},
 			"a": {half: 1, taken: 5}}, time.Hour, "a"},
 		{"whose own share is spent gives room itself", map[string]who{"large": {half: 1, taken: 9, uid: 1}, "asks": {waits: true, taken: 2, uid: 2}, "small": {half: 1, taken: 1, uid: 2}}, time.Hour, "asks"},
+		{"who holds little gives nothing to others", map[string]who{"small": {half: 1, taken: 9, uid: 3}, "idle": {silent: time.Hour, half: 1, uid: 3}}, time.Hour, ""},
+		{"nor beside one who holds more in all and less in calls", map[string]who{"small": {half: 1, taken: 9, uid: 3}, "large": {half: 1, taken: 1, uid: 4}}, time.Hour, "large"},
+		{"but to itself", map[string]who{"asks": {waits: true, taken: 2, uid: 3}, "large": {half: 1, taken: 1, uid: 4}}, time.Hour, "asks"},
 	} {
 		table := &callTable{log: slog.New(slog.DiscardHandler), count: &base.Counters{}, conns: map[*callConn]struct{}{}, evicted: now.Add(-x.since)}
 		conns := map[string]*closedConn{}
 		asks := &callConn{}
 		for name, w := range x.conns {
 			conns[name] = &closedConn{}
-			c := &callConn{Conn: conns[name], table: table, last: now.Add(-w.silent), half: w.half, waits: w.waits, taken: w.taken, ended: w.ended, id: config.Identity{UID: w.uid}}
+			c := &callConn{Conn: conns[name], table: table, last: now.Add(-w.silent), half: w.half, waits: w.waits, taken: w.taken, ended: w.ended, id: config.Identity{UID: w.uid}, account: accounts[w.uid]}
 			table.conns[c] = struct{}{}
 			if name == "asks" {
-				asks, c.account = c, greedy
+				asks = c
 			}
 		}
 		table.evict(now, asks, why)
