@@ -19,10 +19,19 @@ const (
 // MemOptions describes a memory volume.
 type MemOptions struct {
 	Size         uint64 // bytes
-	Limit        uint64 // most bytes that may be allocated, ErrNoSpace beyond; 0: Size
+	Limit        uint64 // most bytes that may be allocated, ErrNoSpace beyond; 0: as many as there are
+	Purse        Purse  // pays for what is allocated; the volume closes it. nil: nobody counts
 	LogicalBlock uint32 // 0: 512
 	ReadOnly     bool
 	Guard        *guard.Guard // makes a panic in the work of the volume the end of the volume alone; nil: none is
+}
+
+// Purse pays for the pages of a memory volume before they are made. What it refuses is
+// ErrNoSpace for the request. Any goroutine may call it.
+type Purse interface {
+	Take(bytes int64) error
+	Give(bytes int64)
+	Close()
 }
 
 // Mem is a sparse volume in memory. It carries requests out in Submit, but for
@@ -30,7 +39,8 @@ type MemOptions struct {
 type Mem struct {
 	State
 	broken broken
-	limit  int64        // in pages
+	limit  int64 // in pages
+	purse  Purse
 	used   atomic.Int64 // pages
 
 	// resize is held for writing while the size changes and for reading by
@@ -59,7 +69,7 @@ func NewMem(o MemOptions) (*Mem, error) {
 		o.LogicalBlock = 512
 	}
 	if o.Limit == 0 {
-		o.Limit = o.Size
+		o.Limit = MaxSize // the size bounds it, as it is later on
 	}
 	info := &Info{
 		Size:          o.Size,
@@ -78,7 +88,7 @@ func NewMem(o MemOptions) (*Mem, error) {
 	if err := info.Validate(); err != nil {
 		return nil, err
 	}
-	m := &Mem{limit: int64((min(o.Limit, MaxSize) + memPage - 1) / memPage)}
+	m := &Mem{limit: int64((min(o.Limit, MaxSize) + memPage - 1) / memPage), purse: o.Purse}
 	m.broken.guard = o.Guard
 	for i := range m.shards {
 		m.shards[i].pages = map[uint64]*[memPage]byte{}
@@ -226,8 +236,8 @@ func (m *Mem) write(off uint64, b []byte) error {
 	defer s.mu.Unlock()
 	p := s.pages[page]
 	if p == nil {
-		if !m.take() {
-			return rdserr.With(ErrNoSpace, "the volume may allocate %d bytes of memory and has done so", m.Allocated())
+		if err := m.take(); err != nil {
+			return err
 		}
 		p = new([memPage]byte)
 		s.pages[page] = p
@@ -237,12 +247,18 @@ func (m *Mem) write(off uint64, b []byte) error {
 }
 
 // take accounts for one page more.
-func (m *Mem) take() bool {
+func (m *Mem) take() (err error) {
 	if m.used.Add(1) > m.limit {
-		m.used.Add(-1)
-		return false
+		err = rdserr.With(ErrNoSpace, "the volume may allocate %d bytes of memory and has done so", m.limit*memPage)
+	} else if m.purse != nil {
+		if no := m.purse.Take(memPage); no != nil {
+			err = rdserr.With(ErrNoSpace, "%v", no)
+		}
 	}
-	return true
+	if err != nil {
+		m.used.Add(-1)
+	}
+	return err
 }
 
 // allocate makes a range read as zeroes and keeps it allocated.
@@ -320,6 +336,9 @@ func (m *Mem) forget(s *memShard, page uint64) {
 	if s.pages[page] != nil {
 		delete(s.pages, page)
 		m.used.Add(-1)
+		if m.purse != nil {
+			m.purse.Give(memPage)
+		}
 	}
 }
 
@@ -382,9 +401,13 @@ func (m *Mem) Resize(size uint64) error {
 // Close gives the memory up.
 func (m *Mem) Close() error {
 	m.resize.Lock()
+	was := m.closed
 	m.closed = true
 	m.resize.Unlock()
 	m.working.Wait()
 	m.drop(0, MaxSize/memPage+1)
+	if m.purse != nil && !was {
+		m.purse.Close()
+	}
 	return nil
 }

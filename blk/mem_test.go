@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/rdsd/rdsd/blk"
@@ -71,6 +72,64 @@ func TestMemLimit(t *testing.T) {
 	}
 	if err := blk.WriteAt(m, b, 2<<20, 0); err != nil {
 		t.Errorf("a write after memory was given back: %v", err)
+	}
+}
+
+// purse lets a volume have so many bytes.
+type purse struct{ left, closed int64 }
+
+func (p *purse) Take(n int64) error {
+	if p.left < n {
+		return errors.New("the purse is empty")
+	}
+	p.left -= n
+	return nil
+}
+func (p *purse) Give(n int64) { p.left += n }
+func (p *purse) Close()       { p.closed++ }
+
+// TestMemPurse: pages are paid for before they are made, and paid back when they are given up.
+func TestMemPurse(t *testing.T) {
+	const page = 64 << 10
+	p := &purse{left: 2 * page}
+	m := newMem(t, blk.MemOptions{Size: 1 << 20, Purse: p})
+	b := make([]byte, 4096)
+	write := func(off uint64, want error) {
+		t.Helper()
+		if err := blk.WriteAt(m, b, off, 0); !errors.Is(err, want) || want != nil && !strings.Contains(err.Error(), "the purse is empty") {
+			t.Errorf("a write at %d: %v, want %v", off, err, want)
+		}
+	}
+	write(0, nil)
+	write(4096, nil)
+	write(page, nil)
+	write(2*page, blk.ErrNoSpace)
+	if p.left != 0 || m.Allocated() != 2*page {
+		t.Errorf("%d bytes are left and %d allocated", p.left, m.Allocated())
+	}
+	if err := blk.Discard(m, 0, page, 0); err != nil || p.left != page {
+		t.Errorf("after a discard %d bytes are left, %v", p.left, err)
+	}
+	write(2*page, nil)
+	if err := m.Resize(2 * page); err != nil || p.left != page {
+		t.Errorf("after the end was cut off %d bytes are left, %v", p.left, err)
+	}
+	m.Close()
+	m.Close()
+	if p.left != 2*page || p.closed != 1 {
+		t.Errorf("after the end %d bytes are left, closed %d times", p.left, p.closed)
+	}
+}
+
+// TestMemGrows: a volume that was made larger can be filled.
+func TestMemGrows(t *testing.T) {
+	m := newMem(t, blk.MemOptions{Size: 64 << 10})
+	defer m.Close()
+	if err := m.Resize(1 << 20); err != nil {
+		t.Fatal(err)
+	}
+	if err := blk.WriteAt(m, bytes.Repeat([]byte{1}, 1<<20), 0, 0); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -29,6 +29,7 @@ const (
 	Requests               // requests of programs that use mapped volumes
 	Page                   // the content of the daemon's page, and its viewers
 	Traces                 // events of traces that nobody has taken
+	Stores                 // pages of volumes in memory
 	NumKinds
 )
 
@@ -55,6 +56,7 @@ var kinds = [NumKinds]struct {
 	Requests:   {"requests", 24, 6},
 	Page:       {"page", 8, 6},
 	Traces:     {"traces", 4, 6},
+	Stores:     {"stores", 32, 6},
 }
 
 // partOf returns how much of the limit a kind may take.

@@ -80,6 +80,7 @@ rdsd_budget_used{budget="memory_regions"} 0
 rdsd_budget_used{budget="memory_requests"} 0
 rdsd_budget_used{budget="memory_sending"} 0
 rdsd_budget_used{budget="memory_sockets"} 0
+rdsd_budget_used{budget="memory_stores"} 0
 rdsd_budget_used{budget="memory_traces"} 0
 rdsd_budget_used{budget="memory_waiting"} 0
 rdsd_budget_used{budget="sockets"} 0

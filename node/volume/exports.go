@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rnbd"
 	"github.com/rdsd/rdsd/rtrs"
@@ -139,8 +140,15 @@ func (h *Host) fileOptions(readOnly bool, block uint32) blk.FileOptions {
 func (h *Host) openExport(s *ExportSpec) (blk.Device, blk.Info, error) {
 	if s.Kind == KindMemory || s.Path == "" {
 		s.Kind = KindMemory
-		m, err := blk.NewMem(blk.MemOptions{Size: s.Size, LogicalBlock: s.LogicalBlock, ReadOnly: s.ReadOnly, Guard: h.guard})
+		o := blk.MemOptions{Size: s.Size, LogicalBlock: s.LogicalBlock, ReadOnly: s.ReadOnly, Guard: h.guard}
+		if h.memory != nil {
+			o.Purse = storeMemory{h.memory.Account(quota.Holder{})}
+		}
+		m, err := blk.NewMem(o)
 		if err != nil {
+			if o.Purse != nil {
+				o.Purse.Close()
+			}
 			return nil, blk.Info{}, err
 		}
 		return m, *m.Info(), nil

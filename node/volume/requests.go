@@ -17,6 +17,12 @@ func (m requestMemory) Take(n int) bool { return m.Account.Take(quota.Requests, 
 func (m requestMemory) Grow(n int)      { m.Account.Grow(quota.Requests, int64(n)) }
 func (m requestMemory) Give(n int)      { m.Account.Give(quota.Requests, int64(n)) }
 
+// storeMemory charges the pages of a volume in memory.
+type storeMemory struct{ *quota.Account }
+
+func (m storeMemory) Take(n int64) error { return m.Account.Take(quota.Stores, n) }
+func (m storeMemory) Give(n int64)       { m.Account.Give(quota.Stores, n) }
+
 // chargeUser charges connections to the users who made them, as the kernel names
 // them; nil: nobody counts.
 func (h *Host) chargeUser() func(net.Conn) nbd.Charge {

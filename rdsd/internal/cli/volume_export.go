@@ -33,7 +33,7 @@ docs/security.md before a daemon listens on anything but loopback. Needs root,
 the daemon's user or a configured administrator.`,
 		Example: `  rdsd volume export disk /srv/disk.img --create --size 20G --persist
   rdsd volume export golden /srv/golden.img --read-only --allow 10.0.0.0/24
-  rdsd volume export scratch --memory --size 1G`,
+  rdsd volume export scratch --memory --size 256M`,
 		Args: func(_ *cobra.Command, args []string) error {
 			switch {
 			case len(args) == 0:
