@@ -59,16 +59,43 @@ func (r *Reserve) Close() {
 	}
 }
 
-// lowestFree is the number of the lowest descriptor that is free. All below it are in
-// use: the kernel gives the lowest there is, so that the number says how many there
-// are without a list of them.
-func lowestFree() (int, error) {
-	fd, err := eventfd(0, unix.EFD_CLOEXEC)
-	if err != nil {
-		return -1, err
+// inUse is how many descriptors are open. Since Linux 6.2 the size of their directory is
+// their number. Before that the kernel's giving the lowest number that is free tells, but
+// one alone may find a hole: who opens one by way of another, or moves one to a number of
+// its own, leaves one that the next to do so fills and makes again. So as many are opened
+// as there has to be room for.
+func inUse(room int) (int, error) {
+	n := counted()
+	if n > 0 {
+		room = 1 // one tells what else the kernel may lack
 	}
-	unix.Close(fd)
-	return fd, nil
+	fds := make([]int, 0, 32)
+	defer func() {
+		for _, fd := range fds {
+			unix.Close(fd)
+		}
+	}()
+	for range max(room, 1) {
+		fd, err := eventfd(0, unix.EFD_CLOEXEC)
+		if err != nil {
+			return 0, err
+		}
+		fds = append(fds, fd)
+	}
+	if n == 0 { // below the last one nothing is free
+		n = fds[len(fds)-1] + 1 - len(fds)
+	}
+	return n, nil
+}
+
+// counted is the number of descriptors as the kernel tells it; 0: it does not. A variable
+// for tests.
+var counted = func() int {
+	var st unix.Stat_t
+	if unix.Stat("/proc/self/fd", &st) != nil {
+		return 0
+	}
+	return int(st.Size)
 }
 
 // eventfd stands for unix.Eventfd, which fails in tests.
@@ -78,12 +105,12 @@ var eventfd = unix.Eventfd
 // others, and how many are in use. An error is one of the kernel that is not about
 // descriptors, such as ENOMEM: there is no room then either.
 func Room(limit uint64, need, keep int) (used int, ok bool, err error) {
-	fd, err := lowestFree()
+	used, err = inUse(need + keep)
 	switch {
 	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
 		return int(limit), false, nil
 	case err != nil:
 		return 0, false, fmt.Errorf("eventfd: %w", err)
 	}
-	return fd, uint64(fd+need+keep) <= limit, nil
+	return used, uint64(used+need+keep) <= limit, nil
 }

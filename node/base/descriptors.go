@@ -23,15 +23,18 @@ const (
 	RingMakingFDs = 5
 	// LinkFDs is what a link costs: its connection is two descriptors while it goes over to
 	// a reactor.
-	LinkFDs = 2
+	LinkFDs  = 2
+	StoreFDs = 1 // a store of a volume
 	// BaseFDs are those of the process itself: logs, listeners, the ledger, the state
 	// of volumes, reactors, the runtime.
 	BaseFDs = 64
 )
 
-// What is kept for others when somebody takes some: clients leave room for links and
-// for administrators, links for the page and for what is under way.
+// What is kept for others when somebody takes some: stores that peers open leave room for
+// clients, clients for links and for administrators, links for the page and for what is
+// under way.
 const (
+	KeepOfStores  = 32
 	KeepOfClients = 16
 	KeepOfAdmins  = 10
 	KeepOfLinks   = 6
@@ -56,8 +59,7 @@ func MaxDescriptors(c *config.Config) (uint64, error) {
 }
 
 // Descriptors watches over the limit of the process. It counts nothing: the kernel
-// gives the lowest number that is free, so the next one tells how many are in use,
-// whoever has them.
+// knows how many are in use, whoever has them.
 type Descriptors struct {
 	Reserve *accept.Reserve // set by Open
 	most    uint64          // 0: before the start, no limit
