@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/internal/netlocal"
+	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/volume"
 )
 
@@ -29,7 +30,8 @@ func (n *Node) startVolumes() error {
 		return err
 	}
 	list := n.peers.OneSided()
-	deps := volume.Deps{Provider: list[0].Provider, Reactors: n.hosts.Reactors(), Log: n.deps.Log, Guard: n.deps.Guard, Layer: n.layer, Memory: n.deps.Memory, Evict: n.hosts.Evict, Local: netlocal.IsLocal}
+	deps := volume.Deps{Provider: list[0].Provider, Reactors: n.hosts.Reactors(), Log: n.deps.Log, Guard: n.deps.Guard, Layer: n.layer, Memory: n.deps.Memory, Evict: n.hosts.Evict, Local: netlocal.IsLocal,
+		Room: func() error { return n.deps.FDs.Room(base.StoreFDs, base.KeepOfStores) }}
 	for _, t := range list[1:] {
 		deps.Others = append(deps.Others, volume.Transport{Name: t.Name, Provider: t.Provider, Port: t.Port, Devices: t.Devices})
 	}

@@ -1,7 +1,6 @@
 package rnbd
 
 import (
-	"slices"
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
@@ -13,9 +12,10 @@ import (
 // Access to it is arbitrated (B6).
 type volume struct {
 	id      any
-	writers int // handles that may write, those included whose last requests are still at the store
-	handles []*handle
+	writers int       // handles that may write, those included whose last requests are still at the store
+	handles []*handle // in no order
 	stores  [2]*store // opened for writing, and not
+	below   peerAddr  // who opened it below a root; none: it is an export's
 }
 
 // store is an opened device with the requests that wait to be submitted to it.
@@ -59,6 +59,8 @@ type handle struct {
 	seen     bool     // a request for it has come: its client has the answer to its OPEN
 	where    string   // it was found (try.where), once it writes
 	opening  *Opening // nil: there is none, or it has ended
+	at       int      // its place in volume.handles
+	let      func()   // of ServerEnv.Hold; nil: it was called
 }
 
 func (h *handle) writes() bool { return h.access != rnbdwire.ReadOnly }
@@ -124,7 +126,9 @@ func (s *Server) attach(now time.Duration, o *Opening, d blk.Device, owner *Expo
 	case info.LogicalBlock > 1<<15:
 		err = rdserr.With(blk.ErrNotSupported, "volume %q has blocks of %d bytes; RNBD can tell of 32768 at most", h.name, info.LogicalBlock)
 	default:
-		err = v.admit(h)
+		if err = v.admit(h); err == nil {
+			err = s.room(v, h)
+		}
 	}
 	// One device for writers and one for readers: a file opened read-only stays that.
 	which := 0
@@ -144,8 +148,14 @@ func (s *Server) attach(now time.Duration, o *Opening, d blk.Device, owner *Expo
 		st = &store{vol: v, dev: d, owner: owner, verifier: s.verify(id, owner)}
 		v.stores[which] = st
 	}
+	if s.volumes[id] == nil && h.root != nil {
+		v.below = h.peers[0]
+		s.below++
+		s.belowOf[v.below]++
+	}
 	s.volumes[id] = v
 	st.handles++
+	h.at = len(v.handles)
 	v.handles = append(v.handles, h)
 	h.store, h.since = st, now
 	// The session that wrote last is remembered, so that a session that comes back learns
@@ -155,6 +165,30 @@ func (s *Server) attach(now time.Duration, o *Opening, d blk.Device, owner *Expo
 		s.wrote(o, id)
 	}
 	return nil
+}
+
+// room says why v cannot be opened, if it is not open yet: a store below a root is an export
+// more, which keeps a descriptor. Of those each peer has at most three times what is left for all.
+func (s *Server) room(v *volume, h *handle) error {
+	if h.root == nil || s.volumes[v.id] != nil || s.cfg.MaxVolumes == 0 {
+		return nil
+	}
+	free, mine := s.cfg.MaxVolumes-len(s.exports)-s.below, s.belowOf[h.peers[0]]
+	switch {
+	case free <= 0:
+		return rdserr.With(rdserr.ErrTooMany, "volume %q: there are %d exports and %d volumes open below roots already (volumes.max_exports)", h.name, len(s.exports), s.below)
+	case mine >= 3*free:
+		return rdserr.With(rdserr.ErrTooMany, "volume %q: %v has opened %d volumes below roots, and %d are left for all (volumes.max_exports)", h.name, h.peers[0], mine, free)
+	}
+	return nil
+}
+
+// settle ends the charge for h, of which nothing is left.
+func (h *handle) settle() {
+	if h.let != nil {
+		h.let()
+		h.let = nil
+	}
 }
 
 // verify makes the verifier of a store that is being opened, which clients are told.
@@ -177,11 +211,20 @@ func mix(a, b uint64) uint64 {
 	return max(z^z>>31, 1)
 }
 
+// remove takes h out of its handles. A peer may have many of one volume, and leave with all.
+func (v *volume) remove(h *handle) {
+	last := len(v.handles) - 1
+	v.handles[h.at] = v.handles[last]
+	v.handles[h.at].at = h.at
+	v.handles[last] = nil
+	v.handles = v.handles[:last]
+}
+
 // detach undoes attach, when no request of h is at the store any more.
 func (s *Server) detach(h *handle) {
 	st := h.store
 	v := st.vol
-	v.handles = slices.DeleteFunc(v.handles, func(o *handle) bool { return o == h })
+	v.remove(h)
 	if h.writes() {
 		v.writers--
 	}
@@ -195,6 +238,12 @@ func (s *Server) detach(h *handle) {
 	}
 	if v.stores == [2]*store{} {
 		delete(s.volumes, v.id)
+		if v.below.IsValid() {
+			s.below--
+			if s.belowOf[v.below]--; s.belowOf[v.below] == 0 {
+				delete(s.belowOf, v.below)
+			}
+		}
 	}
 	if st.owner == nil || s.exports[st.owner.Name] != st.owner {
 		s.env.Close(h.place(), st.dev) // an export's Device stays with it

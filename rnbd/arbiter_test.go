@@ -303,3 +303,49 @@ func (w *world) takeAway(e *end, name string) error {
 	}
 	return nil
 }
+
+// TestHoldRefused: what cannot be charged is not opened, and can be later.
+func TestHoldRefused(t *testing.T) {
+	w := newWorld(t, ServerConfig{})
+	w.mem("d", 1<<20)
+	a := w.client("a")
+	w.noHold = rdserr.With(rdserr.ErrNoMemory, "nothing is left")
+	_, err := a.tryMap("d", rw)
+	wantErr(t, "without memory", err, rdserr.ErrNoMemory)
+	w.noHold = nil
+	a.mustMap("d", rw)
+}
+
+// TestVolumesBelowRoots: files below roots count as exports while they are open, once each, and
+// one peer has at most three times as many as are left for all.
+func TestVolumesBelowRoots(t *testing.T) {
+	dir := t.TempDir()
+	for i := range 6 {
+		writeFile(t, filepath.Join(dir, fmt.Sprint(i)), 4096)
+	}
+	w := newWorld(t, ServerConfig{MaxVolumes: 6})
+	w.mem("d", 1<<20)
+	w.root(&Root{Path: dir})
+	a := w.newEnd("a", "10.0.0.1", ClientConfig{})
+	b := w.newEnd("b", "10.0.0.2", ClientConfig{})
+	a.connectNow()
+	b.connectNow()
+	var open []*Volume
+	for i := range 4 { // with one for the export that leaves 1
+		open = append(open, a.mustMap(fmt.Sprint(i), ro))
+	}
+	_, err := a.tryMap("4", ro)
+	wantErr(t, "the peer's part", err, rdserr.ErrTooMany)
+	a.mustMap("d", ro)
+	b.mustMap("0", ro) // it is open
+	b.mustMap("4", ro)
+	_, err = b.tryMap("5", ro)
+	wantErr(t, "the limit", err, rdserr.ErrTooMany)
+	for _, v := range open[1:] {
+		if err := v.Unmap(w.now); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.run()
+	b.mustMap("5", ro)
+}

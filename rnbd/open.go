@@ -77,7 +77,12 @@ func (s *Server) open(now time.Duration, e *session, r *rtrs.ServerReq) {
 		s.refuse(now, e, &o, r, err)
 		return
 	}
-	h := &handle{sess: e, name: o.Name, access: o.Access}
+	let, err := s.env.Hold(from)
+	if err != nil {
+		s.refuse(now, e, &o, r, err)
+		return
+	}
+	h := &handle{sess: e, name: o.Name, access: o.Access, let: let}
 	op.h = h
 	h.wait(r)
 	h.peers[0] = from
@@ -89,6 +94,7 @@ func (s *Server) open(now time.Duration, e *session, r *rtrs.ServerReq) {
 		return
 	}
 	if x := s.adopt(op); x != nil {
+		x.h.settle()
 		x.h, h.opening = h, x
 		return
 	}
@@ -223,6 +229,7 @@ func (s *Server) answer(now time.Duration, h *handle, err error) {
 			s.env.Event(ServerEvent{Kind: ServerRefused, Name: h.name, Session: h.sess.rt.Name, Access: h.access, Err: err})
 			h.sess.forget(h)
 		}
+		h.settle()
 		for _, r := range waiting {
 			s.rt.Reply(now, r, 0, err)
 		}
@@ -404,6 +411,7 @@ func (s *Server) drained(now time.Duration, h *handle) {
 		s.detach(h)
 		h.store = nil
 	}
+	h.settle()
 	for _, r := range h.waiting() {
 		s.rt.Reply(now, r, 0, nil)
 	}

@@ -19,10 +19,12 @@ type Server struct {
 
 	exports  map[string]*Export
 	roots    []*Root
-	sessions []*session      // in the order they came up
-	volumes  map[any]*volume // open volumes, by identity
-	past     map[any]past    // closed volumes, by identity
-	earlier  map[string]Past // closed before the machine was started, by Past.Where
+	sessions []*session       // in the order they came up
+	volumes  map[any]*volume  // open volumes, by identity
+	below    int              // of them: stores below roots
+	belowOf  map[peerAddr]int // these by who opened them
+	past     map[any]past     // closed volumes, by identity
+	earlier  map[string]Past  // closed before the machine was started, by Past.Where
 	held     map[holder]holding
 	heldAt   uint64     // of the last
 	nextID   uint32     // of a device
@@ -54,7 +56,7 @@ const maxOrphans = 1024
 // NewServer returns a server without exports.
 func NewServer(cfg ServerConfig, env ServerEnv, rt Replier, rnd *rand.Rand) *Server {
 	s := &Server{cfg: cfg, env: env, rt: rt, rnd: rnd,
-		exports: map[string]*Export{}, volumes: map[any]*volume{}, past: map[any]past{}, earlier: map[string]Past{}, held: map[holder]holding{}}
+		exports: map[string]*Export{}, volumes: map[any]*volume{}, belowOf: map[peerAddr]int{}, past: map[any]past{}, earlier: map[string]Past{}, held: map[holder]holding{}}
 	for _, p := range cfg.Past[:min(len(cfg.Past), maxPast)] {
 		if p.Earlier {
 			s.earlier[p.Where] = p
@@ -288,6 +290,16 @@ func (s *Server) Open() []OpenInfo {
 		}
 	}
 	return list
+}
+
+// HasOpen reports whether a session has a volume open.
+func (s *Server) HasOpen(e *rtrs.ServerSession) bool {
+	for _, sess := range s.sessions {
+		if sess.rt == e {
+			return slices.ContainsFunc(sess.handles, func(h *handle) bool { return h.state != handleOpening })
+		}
+	}
+	return false
 }
 
 // Exports lists the exports by name, in no particular order.

@@ -1,6 +1,7 @@
 package rnbd
 
 import (
+	"net/netip"
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
@@ -21,6 +22,9 @@ type ServerEnv interface {
 	Note(o *Opening)
 	// Keep says that there is something new in Past or Held, to be written down soon.
 	Keep()
+	// Hold charges a volume that a session opens to the peer it is opened from, or says why it may
+	// have no more. let is called once, when nothing of it is left.
+	Hold(from netip.Addr) (let func(), err error)
 	// Event tells what happened, for logs and watchers.
 	Event(e ServerEvent)
 }
@@ -85,6 +89,8 @@ type ServerConfig struct {
 	Notes bool
 	// MaxOpen is the most volumes one session has open; 1024.
 	MaxOpen int
+	// MaxVolumes is the most exports, with the stores that are open below roots; 0: no limit.
+	MaxVolumes int
 	// FirstID is the number of the first device opened, RandomID a random one. Numbers are
 	// not used again soon, in any session: a request for a device that is closed does not
 	// reach another one. RandomID is right but for tests.

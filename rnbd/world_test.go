@@ -51,7 +51,9 @@ type world struct {
 	wake     sync.Cond
 	complete []*blk.Request // guarded by mu
 	taken    []*blk.Request
-	atStore  int // guarded by mu
+	atStore  int   // guarded by mu
+	noHold   error // Hold says so
+	holds    int   // Hold was called for, and let not
 }
 
 // flight is a request at the server.
@@ -93,6 +95,8 @@ type end struct {
 	changed  int
 	kept     int       // calls of Keep
 	noting   []*Volume // Note was called for
+	noHold   error     // Hold says so
+	holds    int       // Hold was called for, and let not
 	events   []ClientEvent
 }
 
@@ -100,6 +104,7 @@ func newWorld(t testing.TB, cfg ServerConfig) *world {
 	w := &world{t: t, now: time.Second, rnd: rand.New(rand.NewSource(1)), buf: make([]*blk.Request, 0, 16)}
 	w.wake.L = &w.mu
 	w.srv = NewServer(cfg, w, w, w.rnd)
+	t.Cleanup(w.checkHolds)
 	return w
 }
 
@@ -107,6 +112,7 @@ func newWorld(t testing.TB, cfg ServerConfig) *world {
 // is started again does. Sessions have to be lost before.
 func (w *world) restart(cfg ServerConfig, exports ...*Export) {
 	w.srv = NewServer(cfg, w, w, w.rnd)
+	w.holds = 0
 	for _, e := range exports {
 		w.export(e)
 	}
@@ -136,7 +142,8 @@ func (w *world) Open(o *Opening)       { w.openings = append(w.openings, o) }
 func (w *world) Close(_ any, c Closer) { w.closed = append(w.closed, c) }
 func (w *world) Event(e ServerEvent)   { w.events = append(w.events, e) }
 func (w *world) Keep()                 { w.kept++ }
-func (w *world) Note(o *Opening)       { w.notes = append(w.notes, o) }
+
+func (w *world) Note(o *Opening) { w.notes = append(w.notes, o) }
 
 func (w *world) Reply(now time.Duration, r *rtrs.ServerReq, n int, err error) {
 	f := w.flights[r.Seq-1]
@@ -584,17 +591,4 @@ func wantErr(t testing.TB, what string, err, want error) {
 	if (err == nil) != (want == nil) || rdserr.Errno(err) != rdserr.Errno(want) {
 		t.Errorf("%s: %v; want %v", what, err, want)
 	}
-}
-
-// Devices lists the devices that are open, each once.
-func (s *Server) Devices() []blk.Device {
-	var list []blk.Device
-	for _, v := range s.volumes {
-		for _, st := range v.stores {
-			if st != nil {
-				list = append(list, st.dev)
-			}
-		}
-	}
-	return list
 }

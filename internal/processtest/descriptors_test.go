@@ -222,3 +222,54 @@ func TestExhaustedDescriptors(t *testing.T) {
 	default:
 	}
 }
+
+// TestFewDescriptorsForFiles: a peer opens files below a root until there are no descriptors for
+// more: it is told so, those it has go on, and clients, links and the administrator have theirs.
+func TestFewDescriptorsForFiles(t *testing.T) {
+	const limit = 128
+	root, conf := t.TempDir(), filepath.Join(t.TempDir(), "rdsd.toml")
+	for i := range limit {
+		if err := os.WriteFile(filepath.Join(root, fmt.Sprint(i)), make([]byte, 4096), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(conf, fmt.Appendf(nil, "version = 1\n[[volumes.roots]]\npath = %q\n", root), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := startPair(t, append([]string{"RDSD_CONFIG=" + conf}, limited(limit)...)...)
+	p.a.says("serving")
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	c, err := rdsd.Dial(filepath.Join(p.dirB, "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	var refused error
+	var mapped []string
+	for i := 0; i < limit && refused == nil; i++ {
+		once, stop := context.WithTimeout(ctx, 5*time.Second)
+		m, err := c.Volumes().Map(once, rdsd.MapSpec{Node: addrA, Name: fmt.Sprint(i)})
+		stop()
+		if refused = err; err == nil {
+			mapped = append(mapped, m.ID)
+		}
+	}
+	t.Logf("%d files were opened with %d descriptors; then: %v", len(mapped), limit, refused)
+	if refused == nil || len(mapped) < 4 {
+		t.Errorf("%d files were opened: %v", len(mapped), refused)
+	}
+	for _, f := range []rdsd.FrontEnd{rdsd.Rings, rdsd.GRPC} {
+		if err := p.across(f); err != nil {
+			t.Errorf("%v: %v", f, err)
+		}
+	}
+	if err := status(p.dirA); err != nil {
+		t.Errorf("status: %v", err)
+	}
+	for _, id := range mapped {
+		if err := c.Volumes().Unmap(ctx, id, false); err != nil {
+			t.Errorf("unmap: %v", err)
+		}
+	}
+}

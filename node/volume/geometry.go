@@ -147,12 +147,7 @@ func (s *server) kernelDown(e *rtrs.ServerSession) {
 
 // hasOpen tells whether a session has a volume open. mu is held.
 func (s *server) hasOpen(e *rtrs.ServerSession) bool {
-	for _, o := range s.rn.Open() {
-		if o.Session == e {
-			return true
-		}
-	}
-	return false
+	return s.rn.HasOpen(e)
 }
 
 // kernels is what is to be remembered.

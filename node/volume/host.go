@@ -37,6 +37,8 @@ type Deps struct {
 	Evict func() bool
 	// Local reports whether Provider can make links from an address; nil: it finds out itself.
 	Local func(a netip.Addr) bool
+	// Room says why there is no descriptor for a store more; nil: there is always one.
+	Room func() error
 }
 
 // Host is what a daemon does with volumes.
@@ -57,6 +59,7 @@ type Host struct {
 	memory     *quota.Node                                // Deps.Memory
 	evict      func() bool                                // Deps.Evict
 	local      func(a netip.Addr) bool                    // Deps.Local
+	room       func() error                               // Deps.Room
 	ctx        context.Context                            // of what happens in the background
 	cancel     context.CancelFunc
 	work       *group // goroutines that end by themselves after cancel and the end of the sessions
@@ -100,7 +103,7 @@ func newHostOn(cfg Config, deps Deps, drv driver, m *Machine) (*Host, error) {
 		return nil, err
 	}
 	h := &Host{cfg: cfg, transports: transports, reactors: deps.Reactors, log: deps.Log, guard: deps.Guard, machine: m, base: m.Wall().Add(-m.Clock()), ev: newEvents(deps.Log, m.Wall),
-		store: store, drv: drv, layer: deps.Layer, memory: deps.Memory, evict: deps.Evict, local: deps.Local, waits: newWaits(m), work: &group{m: m},
+		store: store, drv: drv, layer: deps.Layer, memory: deps.Memory, evict: deps.Evict, local: deps.Local, room: deps.Room, waits: newWaits(m), work: &group{m: m},
 		clients: map[string]*client{}, nextID: old.NextID, exports: map[string]*export{}}
 	if store.aside != nil {
 		h.log.Error("volume: what was persistent is not there", "err", store.aside)

@@ -76,14 +76,19 @@ func (s *server) opening(o *rnbd.Opening) {
 	var more bool
 	var err error
 	exp, _ := o.Place().(*rnbd.Export)
-	if e := s.h.guard.Do(guard.Volume, func() { d, more, err = o.Do() }); e != nil {
-		d, more, err = nil, false, e
+	if s.h.room != nil {
+		err = s.h.room()
 	}
-	if err == nil && !more {
-		d = s.h.layers(o.Name, d)
-	}
-	if exp != nil {
-		s.h.tried(exp, d, err)
+	if err == nil { // else nothing is said of the store
+		if e := s.h.guard.Do(guard.Volume, func() { d, more, err = o.Do() }); e != nil {
+			d, more, err = nil, false, e
+		}
+		if err == nil && !more {
+			d = s.h.layers(o.Name, d)
+		}
+		if exp != nil {
+			s.h.tried(exp, d, err)
+		}
 	}
 	now := s.lock(s.clock())
 	if more {

@@ -31,8 +31,9 @@ type server struct {
 	rn *rnbd.Server
 
 	// Guarded by mu.
-	places   map[any]*place   // where volumes are being opened and closed, by Opening.Place
-	free     [][]*blk.Request // room for batches
+	opened   map[netip.Addr]int // volumes that peers have open, or are opening
+	places   map[any]*place     // where volumes are being opened and closed, by Opening.Place
+	free     [][]*blk.Request   // room for batches
 	sessions map[*rtrs.ServerSession]*serverSession
 	lastID   uint64
 	chunks   []byte                        // made by the last Alloc, until a session is Up
@@ -63,7 +64,7 @@ type serverSession struct {
 const batchSize = 64 // requests submitted to a device at once
 
 func newServer(h *Host, old *state) (*server, error) {
-	s := &server{h: h, sessions: map[*rtrs.ServerSession]*serverSession{}, places: map[any]*place{}, lostKernels: map[string]time.Time{}}
+	s := &server{h: h, sessions: map[*rtrs.ServerSession]*serverSession{}, places: map[any]*place{}, opened: map[netip.Addr]int{}, lostKernels: map[string]time.Time{}}
 	s.takeGeometry(old.Kernels)
 	c := &h.cfg
 	rnd := h.random()
@@ -80,7 +81,7 @@ func newServer(h *Host, old *state) (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.rn = rnbd.NewServer(rnbd.ServerConfig{Boot: h.store.bootNumber(), Past: h.store.past(old), Held: h.store.held(old), Notes: h.store.disk != nil}, (*exportEnv)(s), s.rt, rnd)
+	s.rn = rnbd.NewServer(rnbd.ServerConfig{Boot: h.store.bootNumber(), Past: h.store.past(old), Held: h.store.held(old), Notes: h.store.disk != nil, MaxVolumes: c.MaxExports}, (*exportEnv)(s), s.rt, rnd)
 	s.init(h, func(now time.Duration) { s.rt.Tick(now) }, s.rt.Next, func() {
 		now := s.lock(s.clock())
 		s.due(now)

@@ -3,6 +3,7 @@ package volume
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"unsafe"
 
@@ -213,6 +214,38 @@ func (e *exportEnv) Open(o *rnbd.Opening) { (*server)(e).open(o) }
 func (e *exportEnv) Close(place any, c rnbd.Closer) { (*server)(e).at(place, visit{close: c}) }
 
 func (e *exportEnv) Keep() { e.h.keepPast() }
+
+// What a peer may have open in all its sessions, and what each takes.
+const (
+	maxOpenOfPeer = 4096
+	openBytes     = 512
+)
+
+func (e *exportEnv) Hold(from netip.Addr) (let func(), err error) {
+	from = from.Unmap()
+	if n := e.opened[from]; n >= maxOpenOfPeer {
+		return nil, rdserr.With(rdserr.ErrTooMany, "%v has %d volumes open, at most %d", from, n, maxOpenOfPeer)
+	}
+	paid := func() {}
+	if e.h.memory != nil {
+		account := e.h.memory.Account(quota.Peer(from))
+		if err := account.Take(quota.Peers, openBytes); err != nil {
+			account.Close()
+			return nil, err
+		}
+		paid = func() {
+			account.Give(quota.Peers, openBytes)
+			account.Close()
+		}
+	}
+	e.opened[from]++
+	return func() {
+		if e.opened[from]--; e.opened[from] == 0 {
+			delete(e.opened, from)
+		}
+		paid()
+	}, nil
+}
 
 // Note waits for the disk beside everything else: whoever opens the volume waits for it.
 func (e *exportEnv) Note(o *rnbd.Opening) {
