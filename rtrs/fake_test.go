@@ -268,6 +268,7 @@ type fakeServer struct {
 	trimmed  int
 	late     bool // nothing is sent by itself
 	request  func(r *ServerReq)
+	onStale  func()
 }
 
 type fakeRegion struct {
@@ -335,9 +336,14 @@ func (f *fakeServer) Trim(b []byte)         { f.trimmed += len(b) }
 func (f *fakeServer) Up(s *ServerSession)   { f.ups = append(f.ups, s) }
 func (f *fakeServer) Down(s *ServerSession) { f.downs = append(f.downs, s) }
 
-func (f *fakeServer) Stale(s *ServerSession) { f.stales = append(f.stales, s) }
-func (f *fakeServer) Closed()                { f.closed++ }
-func (f *fakeServer) Event(e Event)          { f.events = append(f.events, e) }
+func (f *fakeServer) Stale(s *ServerSession) {
+	f.stales = append(f.stales, s)
+	if f.onStale != nil {
+		f.onStale()
+	}
+}
+func (f *fakeServer) Closed()       { f.closed++ }
+func (f *fakeServer) Event(e Event) { f.events = append(f.events, e) }
 
 // Request checks that the data is given where it lies, in the chunk: nothing is copied.
 func (f *fakeServer) Request(r *ServerReq) {

@@ -121,3 +121,34 @@ func TestKernelServerWithoutInvalidation(t *testing.T) {
 		t.Fatalf("%d done", len(f.done))
 	}
 }
+
+// TestKernelFailsOverWhatEndsWithItsPath: a request that waits in the environment, as an OPEN does, is
+// replied to when its path is given up for the one that the kernel sends again: that begins then, at
+// once or when its key has ended, and once.
+func TestKernelFailsOverWhatEndsWithItsPath(t *testing.T) {
+	for _, how := range []transport.Revocation{transport.Idle, transport.Pending} {
+		f := newFakeServer(t, smallServer)
+		p, ds := f.up(someone{session: 1, path: 1, attempt: 1, addr: 1, name: "a", kernel: true})
+		q, es := f.up(someone{session: 1, path: 2, attempt: 1, addr: 2, name: "a", kernel: true, late: true})
+		f.put(p, 1, ds, 0, Read, make([]byte, 8))
+		f.onStale = func() { f.s.Reply(f.now, f.reqs[0], 0, syscall.ENOTCONN) }
+		f.how = how
+		if err := f.put(q, 1, es, 0, Read, make([]byte, 8)); err != nil || p.State() != Closing {
+			t.Fatalf("%v: %v, the old path is %v", how, err, p.State())
+		}
+		if how == transport.Pending {
+			if len(f.reqs) != 1 {
+				t.Fatal("begun while the client can change it")
+			}
+			q.Revoked(f.now, 0, es[0].Key, 0)
+		}
+		if len(f.reqs) != 2 || f.reqs[1].Path != q || f.s.broken() != "" {
+			t.Fatalf("%v: %d requests have begun; %s", how, len(f.reqs), f.s.broken())
+		}
+		f.s.Reply(f.now, f.reqs[1], 8, nil)
+		p.Gone(f.now)
+		if s := f.s.Stats(); f.s.broken() != "" || s.Inflight != 0 || p.State() != Dead || len(f.reqs) != 2 {
+			t.Fatalf("%v: %+v, %s, the old path is %v", how, s, f.s.broken(), p.State())
+		}
+	}
+}

@@ -229,7 +229,8 @@ func (e *ServerSession) failOver(r *ServerReq) error {
 }
 
 // wait has r wait for its chunk, which has a request of another path. That path is given up,
-// and so is one whose request waited before.
+// and so is one whose request waited before, which goes with it. What waited in the environment
+// may be replied to by that (ServerEnv.Stale), and then r begins.
 func (e *ServerSession) wait(r *ServerReq) {
 	c := &e.chunks[r.chunk]
 	for _, was := range []*ServerReq{c.req, c.next} {
@@ -237,7 +238,9 @@ func (e *ServerSession) wait(r *ServerReq) {
 			was.Path.lose(rdserr.With(rdserr.ErrReset, "its client sends its requests on another path"))
 		}
 	}
-	c.next = r
+	if c.next = r; c.req == nil {
+		e.resume(c)
+	}
 }
 
 // resume begins the request that waited for chunk c.
