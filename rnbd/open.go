@@ -239,6 +239,11 @@ func (s *Server) answer(now time.Duration, h *handle, err error) {
 	h.sess.open[h.id] = h
 	s.env.Event(ServerEvent{Kind: ServerOpened, Name: h.name, Session: h.sess.rt.Name, Access: h.access})
 	for _, r := range waiting {
+		// It may have come from elsewhere than the first, before it was known where the volume is.
+		if err := h.mayUse(r.Path.Remote.Addr()); err != nil {
+			s.rt.Reply(now, r, 0, err)
+			continue
+		}
 		s.describe(now, h, r)
 	}
 }
@@ -320,12 +325,16 @@ func describe(i *blk.Info, id uint32) rnbdwire.OpenRsp {
 }
 
 // mayUse tells whether requests for h are taken from an address: each path of a
-// session is looked at, not only the one that opened.
+// session is looked at, not only the one that opened. While h is being opened it may be
+// found at several places; what one of them takes waits, and is judged again then (answer).
 func (h *handle) mayUse(from netip.Addr) error {
 	if from == h.peers[0] || from == h.peers[1] {
 		return nil
 	}
-	if h.rules == nil || !h.rules.mayPeer(from) { // nil: being opened, from elsewhere
+	if o := h.opening; o != nil && slices.ContainsFunc(o.tries, func(t try) bool { return t.rules.mayPeer(from) }) {
+		return nil
+	}
+	if h.opening != nil || !h.rules.mayPeer(from) {
 		return rdserr.With(rdserr.ErrPerm, "volume %q: %v is not among the addresses that may use it", h.name, from)
 	}
 	h.peers[1] = from

@@ -6,10 +6,12 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rtrs"
 	"github.com/rdsd/rdsd/transport"
 	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
@@ -27,6 +29,7 @@ type overRTRS struct {
 	regions map[uint32][]byte
 	rsps    []byte // the last CON_RSP or INFO_RSP
 	sent    int    // answers to requests
+	errno   uint16 // of the last of them
 	data    []byte // of the last answer to a READ
 }
 
@@ -46,6 +49,7 @@ func (o *overRTRS) Post(p *rtrs.ServerPath, conn int, op *transport.Op) {
 	}
 	if i := rtrswire.Imm(op.Imm); i != rtrswire.ImmHeartbeat && i != rtrswire.ImmHeartbeatAck {
 		o.sent++
+		_, o.errno, _ = i.Done()
 	}
 }
 
@@ -252,6 +256,37 @@ func TestOpeningKeepsNoPath(t *testing.T) {
 		}
 		if list := o.srv.Open(); len(list) != 1 || list[0].Name != "slow" || o.sent != sent+1 || len(w.closed) != 0 {
 			t.Errorf("another path %v: %d open, %d answers more, %d closed; want 1, 1, 0", another, len(list), o.sent-sent, len(w.closed))
+		}
+	}
+}
+
+// TestOpeningFailsOver: a kernel's OPEN that waits for a file system comes again on a path from
+// another address. It waits there, and is answered as the rules of the place say where the volume
+// is found; an address that no place takes it from is refused at once.
+func TestOpeningFailsOver(t *testing.T) {
+	first, both, none := []netip.Prefix{netip.MustParsePrefix("10.0.1.1/32")}, []netip.Prefix(nil), rdserr.ErrPerm.Errno
+	for _, c := range []struct {
+		empty, found []netip.Prefix // the addresses that may open below two roots
+		waits        bool
+		want         syscall.Errno
+	}{{both, both, true, 0}, {first, both, true, 0}, {both, first, true, none}, {first, first, false, none}} {
+		o, w := newOver(t, newRecorder(cached))
+		dir := t.TempDir()
+		writeFile(t, dir+"/slow", 1<<20)
+		w.root(&Root{Path: t.TempDir(), Rules: Rules{Allow: c.empty}})
+		w.root(&Root{Path: dir, Rules: Rules{Allow: c.found}})
+		one, chunks := o.path(1, 1)
+		other, others := o.path(2, 1)
+		o.hello(one, chunks)
+		sent, slow := o.sent, must(open1("slow", rw))
+		o.put(one, chunks, 2, rtrswire.Read, rnbdwire.OpenRspLen, slow)
+		o.put(other, others, 2, rtrswire.Read, rnbdwire.OpenRspLen, slow)
+		if waits := o.sent == sent; waits != c.waits || len(w.openings) != 1 {
+			t.Errorf("%v: it waits %v with %d openings, want %v", c, waits, len(w.openings), c.waits)
+		}
+		w.run()
+		if o.sent != sent+1 || syscall.Errno(o.errno) != c.want || len(o.srv.Open()) != 1 {
+			t.Errorf("%v: %d answers, errno %d, %d open; want 1, %d, 1", c, o.sent-sent, o.errno, len(o.srv.Open()), c.want)
 		}
 	}
 }
