@@ -2,11 +2,13 @@ package rnbd
 
 import (
 	"bytes"
+	"errors"
 	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/rdserr"
@@ -72,6 +74,54 @@ func TestBehindOverStarts(t *testing.T) {
 				wantState(t, "the writer that was away", va, Closed)
 			}
 		})
+	}
+}
+
+// TestTakenAsItWas: who takes a volume as it is with Remap does so as it is then. What is written here
+// after that does not go over what another session writes before the volume is open: where the
+// session was lost meanwhile, or the server had it only later.
+func TestTakenAsItWas(t *testing.T) {
+	for _, lost := range []bool{true, false} {
+		w, exp, a, va, _ := twoWriters(t, ServerConfig{})
+		a.connect()
+		wantState(t, "the writer that was away", va, Closed)
+		if !lost {
+			if err := w.srv.Unexport(w.now, exp.Name); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := va.Remap(w.now); err != nil {
+			t.Fatal(err)
+		}
+		if lost {
+			a.cut()
+		}
+		w.run()
+		late := &blk.Request{Op: blk.OpWrite, Len: 512, Buf: bytes.Repeat([]byte{3}, 512)}
+		a.submit(va, late)
+		w.run()
+		if !lost {
+			w.export(exp)
+		}
+		y := w.client("y")
+		vy := y.mustMap("d", rw)
+		if err := errors.Join(y.write(vy, 0, 4, 512, 0), vy.Unmap(w.now)); err != nil {
+			t.Fatal(err)
+		}
+		w.run()
+		if lost {
+			a.connect()
+		}
+		w.tick(time.Second)
+		wantErr(t, "the write that waited", late.Err, ErrStale)
+		wantState(t, "the writer that was away again", va, Closed)
+		if err := va.Remap(w.now); err != nil {
+			t.Fatal(err)
+		}
+		w.run()
+		if got, err := a.read(va, 0, 512); got != 4 || err != nil {
+			t.Errorf("lost %v: the volume holds %d, %v; want 4", lost, got, err)
+		}
 	}
 }
 

@@ -167,6 +167,8 @@ func (v *Volume) opening() bool { return v.admin.busy && v.admin.kind == rnbdwir
 func (v *Volume) sendOpen(now time.Duration) {
 	c, a := v.c, &v.admin
 	v.openSentIn, v.asked, v.askErr = c.generation, false, nil
+	// What has come since Remap is not to go over what others write until a later OPEN succeeds.
+	v.acceptAny = v.acceptAny && !v.waits()
 	a.kind = rnbdwire.OpenType
 	usr, _ := (&rnbdwire.Open{Access: v.access, Name: v.name}).Append(a.usr[:0]) // Map has looked
 	c.send(now, a, rtrs.Read, usr, a.rsp[:])

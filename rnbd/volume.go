@@ -63,7 +63,7 @@ type Volume struct {
 	asked          bool          // Ask was called, and the question has not gone yet
 	askErr         error         // how the last question ended
 	former         *Kept         // MapAgain: what it was, until the server has answered. nil: it is mapped anew
-	acceptAny      bool          // Remap: any store that the server has now is right
+	acceptAny      bool          // Remap: any store that the server has now is right (lost, sendOpen)
 
 	// Requests (volumeio.go). A piece that is not done is with the session (inflight), or
 	// held here because the volume was not Open when the session's requests ran.
@@ -307,7 +307,7 @@ func (v *Volume) fail(now time.Duration, err error) {
 
 // lost tells v that the session has no path any more.
 func (v *Volume) lost(now time.Duration) {
-	v.openAtServer = false
+	v.openAtServer, v.acceptAny = false, false
 	if v.state == Open {
 		v.become(now, Closed, rtrs.ErrNoPath)
 	}
