@@ -19,7 +19,6 @@ type Carrier interface {
 	Submit(now time.Duration, r *rtrs.Req) error
 	Resume(now time.Duration)
 	Each(f func(r *rtrs.Req))
-	Cancel(now time.Duration, r *rtrs.Req, err error) bool
 	Recall(now time.Duration, r *rtrs.Req, err error) bool
 	MaxIO() int
 }

@@ -462,18 +462,19 @@ func (v *Volume) unmap(now time.Duration) {
 // a path keeps.
 const giveUpEvery = 100 * time.Millisecond
 
-// giveUp takes back from the session the requests that it is not sending.
+// giveUp takes back from the session the requests that it is not sending. A write that may still happen
+// comes back when that is over: were it to fail, the session would send nothing of any volume until then.
 func (v *Volume) giveUp(now time.Duration) {
 	if v.inflight == 0 {
 		return
 	}
 	v.retryAt = now + giveUpEvery
-	// Each that is cancelled comes to donePiece, and the last would finish the volume while
+	// Each that comes back does so to donePiece, and the last would finish the volume while
 	// the session's list is being walked.
 	v.ending = true
 	v.c.rt.Each(func(r *rtrs.Req) {
 		if p, ok := r.Ctx.(*piece); ok && p.call.v == v {
-			v.c.rt.Cancel(now, r, blk.ErrClosed)
+			v.c.rt.Recall(now, r, blk.ErrClosed)
 		}
 	})
 	v.ending = false

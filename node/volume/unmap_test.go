@@ -1,8 +1,11 @@
 package volume
 
 import (
+	"errors"
 	"fmt"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/rdserr"
@@ -69,6 +72,62 @@ func TestUnmapWithARequestAtTheServer(t *testing.T) {
 	if err := writePattern(open(t, well), 0, 64<<10, 1, 4096); err != nil {
 		t.Errorf("another volume of the session: %v", err)
 	}
+}
+
+// TestForceUnmapHoldsUpNobody: a volume whose store stands still is unmapped by force while a write of
+// it is at the store, sent on a path that is lost. Other volumes of the session go on meanwhile; this
+// one cannot be mapped again before that write has ended.
+func TestForceUnmapHoldsUpNobody(t *testing.T) {
+	server, client, s, m := withFaults(t, memory("stuck", 1<<20), MapSpec{})
+	mustExport(t, server.h, memory("well", 1<<20))
+	well := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "well"})
+	eventually(t, "two paths", func() bool { i, _ := client.h.Mapping(m.ID); return i.PathsUp == 2 })
+	s.add(blk.Rule{Ops: blk.Ops(blk.OpWrite), Off: 8192, Len: 4096, Stall: true})
+	write := func(id string, off uint64) (*volumeDevice, ended) {
+		_, dev, err := client.h.volume(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		done := make(ended, 1)
+		dev.Submit([]*blk.Request{{Op: blk.OpWrite, Off: off, Len: 4096, Buf: make([]byte, 4096), Queue: done}})
+		return dev, done
+	}
+	dev, stuck := write(m.ID, 8192)
+	eventually(t, "it is at the store", func() bool { return s.held() == 1 })
+	for _, p := range client.h.Paths() {
+		if p.Writes > 0 {
+			if err := client.h.DisconnectPath(testCtx(t), p.Session, p.PathSpec); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	eventually(t, "its path is lost", func() bool { i, _ := client.h.Mapping(m.ID); return i.PathsUp == 1 })
+	if err := client.h.Unmap(testCtx(t), m.ID, true); err != nil {
+		t.Fatal(err)
+	}
+	_, other := write(well.ID, 0)
+	select {
+	case err := <-other:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(30 * time.Second):
+		t.Error("another volume of the session waits for the store")
+	}
+	again := MapSpec{Node: server.node(), Name: "stuck"}
+	if s.held() == 1 {
+		_, err := client.h.Map(testCtx(t), again)
+		is(t, "mapped before it has ended", err, syscall.EBUSY, "still being unmapped")
+	}
+	s.heal()
+	if err := <-stuck; !errors.Is(err, blk.ErrClosed) {
+		t.Errorf("the write ended with %v", err)
+	}
+	eventually(t, "the session forgets the volume", func() bool {
+		defer dev.c.look()()
+		return len(dev.c.rn.Volumes()) == 1
+	})
+	mustMap(t, client.h, again)
 }
 
 // TestJoinWithAPathTooMany: a volume that is mapped over a session that is there, and asks
