@@ -69,6 +69,7 @@ type Volume struct {
 	// held here because the volume was not Open when the session's requests ran.
 
 	inflight  int // pieces the session has
+	out       int // the sum of its calls' out: beyond maxPieces each has one
 	held      *piece
 	heldLast  *piece
 	heldUntil time.Duration // the first of their limits; Never: none has one

@@ -23,7 +23,7 @@ type call struct {
 	r      *blk.Request
 	v      *Volume
 	left   int           // pieces that are not done
-	out    int           // those that were started; at most maxPieces
+	out    int           // those that were started
 	rest   *piece        // the others
 	err    error         // the first there was
 	store  bool          // it came from the store behind the volume
@@ -70,13 +70,14 @@ func (v *Volume) Submit(now time.Duration, batch []*blk.Request) {
 // start carries the call out from its beginning.
 func (k *call) start(now time.Duration) {
 	k.left, k.out, k.losses = 1, 1, k.v.losses
+	k.v.out++
 	k.first.call, k.first.off, k.first.n = k, k.r.Off, k.r.Len
 	k.v.start(now, &k.first)
 }
 
-// maxPieces is how many pieces of a request are under way or held. The server says how much it
-// takes at once: one that says a block would otherwise have this side make a message for each
-// block of a discard of gigabytes.
+// maxPieces is how many pieces of a volume are under way or held, beside one of each request. The
+// server says how much it takes at once: one that says a block would otherwise have this side make
+// a message for each block of many discards of gigabytes.
 const maxPieces = 1024
 
 // check tells why a request fails at once.
@@ -107,6 +108,9 @@ func (v *Volume) start(now time.Duration, p *piece) {
 		case v.failed != nil:
 			p.end(now, v.failed)
 			return
+		case p.call.err != nil: // of a piece before, which the session did not take
+			p.end(now, p.call.err)
+			return
 		// Requests of the session run, and this volume's have no device number to name. While the
 		// session's wait, they wait there with the others (tryResume).
 		case v.state != Open && c.resumed:
@@ -130,11 +134,13 @@ func (v *Volume) start(now time.Duration, p *piece) {
 		if rest == nil {
 			return
 		}
-		if k := rest.call; k.out >= maxPieces {
+		k := rest.call
+		if k.out > 0 && v.out >= maxPieces {
 			rest.next, k.rest = k.rest, rest
 			return
 		}
-		rest.call.out++
+		k.out++
+		v.out++
 		p = rest
 	}
 }
@@ -142,12 +148,14 @@ func (v *Volume) start(now time.Duration, p *piece) {
 // further starts the next piece of k, if one waits for the end of another; after an error none
 // is worth a message.
 func (k *call) further() {
-	c := k.v.c
-	for k.rest != nil && (k.err != nil || k.out < maxPieces) {
+	v := k.v
+	c := v.c
+	for k.rest != nil && (k.err != nil || k.out == 0 || v.out < maxPieces) {
 		p := k.rest
 		k.rest, p.next = p.next, nil
 		if k.err == nil {
 			k.out++
+			v.out++
 			c.startAgain(p)
 			continue
 		}
@@ -270,6 +278,7 @@ func (p *piece) end(now time.Duration, err error) {
 	}
 	k.left--
 	k.out--
+	k.v.out--
 	if k.further(); k.left > 0 {
 		return
 	}

@@ -119,6 +119,48 @@ func TestTinyPieces(t *testing.T) {
 	}
 }
 
+// TestTinyPiecesOfMany: the bound is that of all requests of a volume, of which each goes on.
+func TestTinyPiecesOfMany(t *testing.T) {
+	const requests, blocks = 256, 4 * maxPieces / 256
+	info := cached
+	info.MaxDiscard = 4096
+	d := newRecorder(info)
+	w := newWorld(t, ServerConfig{})
+	w.noLog = true
+	w.export(&Export{Name: "d", Device: d})
+	e := w.client("c")
+	v := e.mustMap("d", rw)
+	most := 0
+	w.sent = func(*end, *rtrs.Req) {
+		sent, held := v.Inflight()
+		most = max(most, sent+held)
+	}
+	for _, cut := range []bool{false, true} {
+		if d.log = nil; cut {
+			e.cut()
+		}
+		var done [requests]*bool
+		for i := range done {
+			done[i] = e.submit(v, &blk.Request{Op: blk.OpDiscard, Len: blocks * 4096})
+		}
+		if cut {
+			e.refuse = rtrs.ErrClosed
+			wantErr(t, "one that the session does not take", e.do(v, &blk.Request{Op: blk.OpDiscard, Len: blocks * 4096}), rtrs.ErrClosed)
+			e.refuse = nil
+			e.connect()
+		}
+		w.run()
+		for i, ok := range done {
+			if !*ok {
+				t.Fatalf("request %d of %d waits for ever", i, requests)
+			}
+		}
+		if most > maxPieces+requests || len(d.log) != requests*blocks || v.out != 0 {
+			t.Errorf("%d pieces under way, %d carried out, %d counted at the end; want at most %d, %d, 0", most, len(d.log), v.out, maxPieces+requests, requests*blocks)
+		}
+	}
+}
+
 // TestOfferedNoMore: a request that waits for a server which then comes back without the operation
 // fails, and is not cut into pieces of nothing without end.
 func TestOfferedNoMore(t *testing.T) {
