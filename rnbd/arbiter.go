@@ -65,6 +65,14 @@ type handle struct {
 
 func (h *handle) writes() bool { return h.access != rnbdwire.ReadOnly }
 
+// beside tells whether a session of the same name has the volume of h for writing a second time, as
+// one that was lost and is back does while it may migrate.
+func (h *handle) beside() bool {
+	return slices.ContainsFunc(h.store.vol.handles, func(o *handle) bool {
+		return o != h && o.writes() && o.sess.rt.Name == h.sess.rt.Name
+	})
+}
+
 // place is where the volume was found (Opening.Place).
 func (h *handle) place() any {
 	if h.exp != nil {

@@ -43,7 +43,7 @@ func (s *Server) wrote(o *Opening, id any) {
 	h.where = o.found.where()
 	h.foreign = s.holds(o) || !h.rules.Shared && (p.writer != "" && p.writer != name || slices.Contains(p.behind, name))
 	_, lasts := id.(blk.FileID) // what does not is not found again
-	another := p.writer != name
+	another := p.writer != name || h.beside() // whose note may not be written yet
 	o.note = s.cfg.Notes && lasts && !h.rules.Shared && another
 	p.writer, p.closed, p.where = name, false, h.where
 	s.remember(id, p)
@@ -53,8 +53,11 @@ func (s *Server) wrote(o *Opening, id any) {
 }
 
 // unwrote takes back what wrote did, for a session that is not let in. A sync that failed
-// meanwhile stays remembered.
+// meanwhile stays remembered, and so does all of it beside another opening, whose it is too.
 func (s *Server) unwrote(o *Opening) {
+	if o.h.beside() {
+		return
+	}
 	if o.held {
 		delete(s.held, o.h.holder())
 	}

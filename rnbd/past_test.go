@@ -12,6 +12,7 @@ import (
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/rdserr"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
 )
 
 // twoWriters is a world with a file of which session a has a write that waits, for a is cut
@@ -75,6 +76,45 @@ func TestBehindOverStarts(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestOpenedAgainBeforeItWasNoted: a session is lost while the note of its OPEN is being written, and
+// opens the volume again for a migration before that ends. That it writes stays known, and it is not
+// let in before that is written for it, too: another that was away is told.
+func TestOpenedAgainBeforeItWasNoted(t *testing.T) {
+	exp := &Export{Name: "d", Path: filepath.Join(t.TempDir(), "f")}
+	writeFile(t, exp.Path, 1<<20)
+	w := newWorld(t, ServerConfig{Notes: true})
+	w.export(exp)
+	y := w.client("y")
+	vy := y.mustMap("d", rw)
+	y.cut()
+	late := &blk.Request{Op: blk.OpWrite, Len: 512, Buf: bytes.Repeat([]byte{1}, 512)}
+	y.submit(vy, late)
+	x := w.client("x")
+	w.holdNote = true
+	vx, err := x.c.Map(w.now, "d", rnbdwire.Migration)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.run()
+	x.cut()
+	x.connect()
+	if len(w.notes) != 2 || stateOf(vx) != Init {
+		t.Fatalf("%d notes, and the volume is %v; want one for each OPEN", len(w.notes), stateOf(vx))
+	}
+	w.srv.Noted(w.now, w.notes[0], nil)
+	w.notes, w.holdNote = w.notes[1:], false
+	w.run()
+	if past, held := w.srv.Past()[0], w.srv.Held(); past.Writer != "x" || len(held) != 2 {
+		t.Errorf("known are the writer %q and %+v, want x and two names", past.Writer, held)
+	}
+	if err := errors.Join(x.write(vx, 0, 2, 512, 0), vx.Unmap(w.now)); err != nil {
+		t.Fatal(err)
+	}
+	w.run()
+	y.connect()
+	wantErr(t, "the write that waited", late.Err, ErrStale)
 }
 
 // TestTakenAsItWas: who takes a volume as it is with Remap does so as it is then. What is written here
