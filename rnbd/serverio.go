@@ -53,7 +53,8 @@ var plans = [2][2][]step{
 // after the device, whose requests Next hands out.
 func (s *Server) Request(now time.Duration, r *rtrs.ServerReq) {
 	e, _ := r.Session.Ctx.(*session)
-	if e == nil || e.down {
+	// One may have waited for memory since Stale, which tells of its path once.
+	if e == nil || e.down || r.Stale() {
 		s.rt.Reply(now, r, 0, ErrNotOpen)
 		return
 	}

@@ -31,6 +31,8 @@ type overRTRS struct {
 	sent    int    // answers to requests
 	errno   uint16 // of the last of them
 	data    []byte // of the last answer to a READ
+	waits   bool   // requests do, for memory
+	waiting []*rtrs.ServerReq
 }
 
 func (o *overRTRS) Accept(c *rtrs.ServerCon, _ transport.LinkAttr, rsp []byte) {
@@ -68,8 +70,15 @@ func (o *overRTRS) Trim(b []byte)                                        {}
 func (o *overRTRS) Up(s *rtrs.ServerSession)                             { o.srv.Up(s) }
 func (o *overRTRS) Down(s *rtrs.ServerSession)                           { o.srv.Down(0, s) }
 func (o *overRTRS) Stale(s *rtrs.ServerSession)                          { o.srv.Stale(0, s) }
-func (o *overRTRS) Request(r *rtrs.ServerReq)                            { o.srv.Request(0, r) }
 func (o *overRTRS) Event(e rtrs.Event)                                   {}
+
+func (o *overRTRS) Request(r *rtrs.ServerReq) {
+	if o.waits {
+		o.waiting = append(o.waiting, r)
+	} else {
+		o.srv.Request(0, r)
+	}
+}
 
 // newOver is one with the export d, whose device is d. Openings wait in w.
 func newOver(t *testing.T, d blk.Device) (*overRTRS, *world) {
@@ -257,6 +266,23 @@ func TestOpeningKeepsNoPath(t *testing.T) {
 		if list := o.srv.Open(); len(list) != 1 || list[0].Name != "slow" || o.sent != sent+1 || len(w.closed) != 0 {
 			t.Errorf("another path %v: %d open, %d answers more, %d closed; want 1, 1, 0", another, len(list), o.sent-sent, len(w.closed))
 		}
+	}
+}
+
+// TestLateOpenKeepsNoPath: nor does an OPEN that waits for memory when its path goes, and comes to the
+// server after it was told so.
+func TestLateOpenKeepsNoPath(t *testing.T) {
+	o, w := newOver(t, newRecorder(cached))
+	w.root(&Root{Path: t.TempDir()})
+	one, chunks := o.path(1, 1)
+	o.path(2, 1)
+	o.hello(one, chunks)
+	o.waits = true
+	o.put(one, chunks, 2, rtrswire.Read, rnbdwire.OpenRspLen, must(open1("slow", rw)))
+	o.lose(one)
+	o.srv.Request(0, o.waiting[0])
+	if slices.Contains(o.rt.Paths(), one) || len(w.openings) != 0 {
+		t.Errorf("the path waits for the file system, with %d openings", len(w.openings))
 	}
 }
 
