@@ -101,7 +101,11 @@ func (e *clientEnv) Grant(p *rtrs.ClientPath, conn int, b []byte) (uint32, uint6
 }
 
 func (e *clientEnv) Take(p *rtrs.ClientPath, key uint32) (int, transport.Revocation) {
-	return e.life(p).domain.Take(key)
+	f, _ := p.Ctx.(*life)
+	if f == nil || f.told { // its domain is closed, and with it all keys have ended
+		return transport.Unfilled, transport.Idle
+	}
+	return f.domain.Take(key)
 }
 
 func (e *clientEnv) Up() {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/internal/await"
 	"github.com/rdsd/rdsd/rtrs"
 )
@@ -210,5 +211,38 @@ func TestMappingWhosePathsAreDisconnectedSaysSo(t *testing.T) {
 	eventually(t, "no path", func() bool { i, _ = f.client.h.Mapping(f.m.ID); return i.State == StateClosed && i.PathsUp == 0 })
 	if i.LastError != "there is no path" {
 		t.Errorf("last error %q", i.LastError)
+	}
+}
+
+// TestRemovedPathLeavesNothing: a path that is removed with a read in flight on it leaves no life, and with
+// that no domain, behind; the read is answered on the other one.
+func TestRemovedPathLeavesNothing(t *testing.T) {
+	_, client, s, m := withFaults(t, memory("disk", 1<<20), MapSpec{})
+	eventually(t, "two paths", func() bool { i, _ := client.h.Mapping(m.ID); return i.PathsUp == 2 })
+	s.add(blk.Rule{Ops: blk.Ops(blk.OpRead), Stall: true})
+	_, dev, err := client.h.volume(m.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(ended, 1)
+	dev.Submit([]*blk.Request{{Op: blk.OpRead, Len: 64 << 10, Buf: make([]byte, 64<<10), Queue: done}})
+	eventually(t, "it is at the store", func() bool { return s.held() == 1 })
+	for _, p := range client.h.Paths() {
+		if p.ReadBytes >= 64<<10 {
+			if err := client.h.RemovePath(testCtx(t), p.Session, p.PathSpec); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	eventually(t, "one path", func() bool { return len(client.h.Paths()) == 1 })
+	look := dev.c.look()
+	n := len(dev.c.lives)
+	look()
+	if n != 1 {
+		t.Errorf("%d lives of one path", n)
+	}
+	s.heal()
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }
