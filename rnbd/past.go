@@ -42,7 +42,7 @@ func (s *Server) wrote(o *Opening, id any) {
 	}
 	h.where = o.found.where()
 	h.foreign = s.holds(o) || !h.rules.Shared && (p.writer != "" && p.writer != name || slices.Contains(p.behind, name))
-	_, lasts := id.(blk.FileID) // what does not is not found again
+	_, lasts := id.(blk.FileID)               // what does not is not found again
 	another := p.writer != name || h.beside() // whose note may not be written yet
 	o.note = s.cfg.Notes && lasts && !h.rules.Shared && another
 	p.writer, p.closed, p.where = name, false, h.where

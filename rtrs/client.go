@@ -226,8 +226,8 @@ func (c *Client) Cancel(now time.Duration, r *Req, err error) bool {
 	return true
 }
 
-// Recall is Cancel for a request that is to come back, not to fail: one that may still happen is done with err when
-// that is impossible. So others are sent meanwhile, as they are while it waits to be sent again.
+// Recall is Cancel for a request that is to come back, or whose user does not wait for it: one that may still happen is
+// done with err when that is impossible. So others are sent meanwhile, as they are while it waits to be sent again.
 func (c *Client) Recall(now time.Duration, r *Req, err error) bool {
 	if r.Op != Write || r.at != stranded && (r.at != inFlight || r.path.state != Closing) {
 		return c.Cancel(now, r, err)
