@@ -1,6 +1,7 @@
 package rnbd
 
 import (
+	"slices"
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
