@@ -5,6 +5,8 @@ import (
 	"io"
 	"net"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // nbdActs are those of a program that uses a mapping of its own.
@@ -14,6 +16,7 @@ var nbdActs = []Act{
 	{"nbd/half-requests", 2, nbdHalf},
 	{"nbd/unread", 2, nbdUnread},
 	{"nbd/noise", 2, nbdNoise},
+	{"nbd/rights", 1, nbdRights},
 }
 
 // Numbers of the NBD protocol (doc/proto.md of the NBD project).
@@ -128,6 +131,34 @@ func nbdUnread(s *Stage) error {
 		}
 	}
 	s.Hold(time.Second)
+	return nil
+}
+
+// nbdRights sends descriptors along with requests: of connections whose last close waits, and of nothing much.
+func nbdRights(s *Stage) error {
+	fd, ok := lingering(s)
+	for !s.Over() {
+		c, err := s.nbdEnter()
+		if err != nil {
+			continue
+		}
+		raw, err := c.(*net.UnixConn).SyscallConn()
+		if err != nil {
+			return nil
+		}
+		for range 1 + s.IntN(8) {
+			b := nbdRequest(nbdRead, s.Uint64(), 0, 4096)
+			send := []int{0, 0, 0}[:1+s.IntN(3)]
+			if ok && s.IntN(2) == 0 {
+				send[0] = fd
+			}
+			raw.Control(func(p uintptr) {
+				unix.Sendmsg(int(p), b[:1+s.IntN(len(b))], unix.UnixRights(send...), nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+			})
+		}
+		s.Hold(time.Millisecond)
+		c.Close()
+	}
 	return nil
 }
 

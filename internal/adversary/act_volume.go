@@ -2,6 +2,7 @@ package adversary
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/rdsd/rdsd/transport"
@@ -21,6 +22,7 @@ var volumeActs = []Act{
 	{"volume/noise", 2, volumeNoise},
 	{"volume/strangers", 1, volumeStrangers},
 	{"volume/requests", 2, volumeRequests},
+	{"volume/spellings", 2, volumeSpellings},
 }
 
 // raid is a session of an allowed address under a name that may be another's, over TCP or RoCE.
@@ -150,6 +152,26 @@ func volumeOpenClose(s *Stage) error {
 			return nil
 		}
 	}
+	return nil
+}
+
+// volumeSpellings opens a volume under as many names as it has, in several sessions, and leaves with all of
+// them at once.
+func volumeSpellings(s *Stage) error {
+	for range 4 {
+		r := s.raid(2)
+		if r == nil {
+			continue
+		}
+		for n := range 600 { // a session may have more
+			name := strings.Repeat("/", n%24) + s.Export + strings.Repeat("/", n/24)
+			if _, err := r.Open(name, rnbdwire.ReadOnly); err != nil || s.Over() {
+				break
+			}
+		}
+		s.After(func() { closeRaider(r) })
+	}
+	s.Hold(200 * time.Millisecond)
 	return nil
 }
 
