@@ -3,6 +3,7 @@ package nbd
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -293,11 +294,32 @@ func KernelPair() (kernel *os.File, ours net.Conn, err error) {
 // sysBlock is where the kernel describes block devices; tests have another.
 var sysBlock = "/sys/block"
 
-// Backend returns what the kernel knows a device by (Attach.Backend). It returns false for one
-// that is not attached, or not over netlink, and on a kernel older than 5.14.
+// Backend returns what the kernel knows a device by (Attach.Backend); "": by nothing, which it
+// also is when it is not attached, or not over netlink (qemu-nbd). It returns false where the
+// kernel does not tell.
 func Backend(index int) (string, bool) {
-	b, err := os.ReadFile(filepath.Join(sysBlock, "nbd"+strconv.Itoa(index), "backend"))
+	dir := filepath.Join(sysBlock, "nbd"+strconv.Itoa(index))
+	b, err := os.ReadFile(filepath.Join(dir, "backend"))
+	if errors.Is(err, fs.ErrNotExist) && tellsBackend(kernelRelease()) {
+		_, err = os.Stat(dir) // no device, or no sysfs: that tells nothing
+	}
 	return strings.TrimSuffix(string(b), "\n"), err == nil
+}
+
+// tellsBackend reports whether a kernel has the file of each device that is attached over netlink.
+func tellsBackend(release string) bool {
+	var major, minor int
+	n, _ := fmt.Sscanf(release, "%d.%d", &major, &minor)
+	return n == 2 && (major > 5 || major == 5 && minor >= 14)
+}
+
+// kernelRelease is as uname(1) has it; tests have another.
+var kernelRelease = func() string {
+	var u unix.Utsname
+	if unix.Uname(&u) != nil {
+		return ""
+	}
+	return unix.ByteSliceToString(u.Release[:])
 }
 
 // SetMaxRequest lets a device make requests as large as the driver can, up to n

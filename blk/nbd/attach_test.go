@@ -404,20 +404,35 @@ func TestSetMaxRequest(t *testing.T) {
 	}
 }
 
+// TestBackend: a device that the kernel would know by something, if it were attached over
+// netlink, is known by nothing.
 func TestBackend(t *testing.T) {
-	old := sysBlock
-	defer func() { sysBlock = old }()
+	block, release := sysBlock, kernelRelease
+	defer func() { sysBlock, kernelRelease = block, release }()
 	sysBlock = t.TempDir()
-	if b, ok := Backend(3); ok {
-		t.Errorf("a device that is not attached: %q", b)
+	look := func(what, release, want string, told bool) {
+		t.Helper()
+		kernelRelease = func() string { return release }
+		if b, ok := Backend(3); ok != told || b != want {
+			t.Errorf("%s, Linux %q: %q, %v", what, release, b, ok)
+		}
 	}
-	if err := os.MkdirAll(filepath.Join(sysBlock, "nbd3"), 0o700); err != nil {
+	look("no device", "6.1.0-21-amd64", "", false)
+	dir := filepath.Join(sysBlock, "nbd3")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(sysBlock, "nbd3", "backend"), []byte("rdsd:v1:07\n"), 0o600); err != nil {
-		t.Fatal(err)
+	for _, r := range []string{"5.14.0", "5.14.0-427.el9.x86_64", "6.1.0-21-amd64", "10.0"} {
+		look("no file", r, "", true)
 	}
-	if b, ok := Backend(3); !ok || b != "rdsd:v1:07" {
-		t.Errorf("%q, %v", b, ok)
+	for _, r := range []string{"5.13.19", "4.18.0-553.el8.x86_64", "", "next"} {
+		look("no file", r, "", false)
+	}
+	for _, text := range []string{"rdsd:v1:07", ""} {
+		if err := os.WriteFile(filepath.Join(dir, "backend"), []byte(text+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		look("a file", "6.1.0", text, true)
+		look("a file", "4.18.0-553.el8.x86_64", text, true)
 	}
 }

@@ -55,6 +55,13 @@ func (m *mapping) toKeep() rnbd.Kept {
 // this Host or an earlier one. Host.mu is held.
 func (m *mapping) used() bool { return m.again || m.dev != nil }
 
+// deviceLost reports whether somebody else has detached the device: its users are gone, and its
+// number is the next one's. Host.mu is held.
+func (m *mapping) deviceLost() bool {
+	k, ok := m.front.(*kernelFront)
+	return ok && k.lost.Load()
+}
+
 // isStale reports whether the volume was not found as it had been left.
 func (m *mapping) isStale() bool {
 	m.h.mu.Lock()

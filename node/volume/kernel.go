@@ -29,7 +29,7 @@ type driver struct {
 	reconfigure func(index int, a nbd.Attach) error
 	disconnect  func(index int) error
 	status      func(index int) (map[int]bool, error)
-	backend     func(index int) (string, bool) // what it knows a device by, if that can be told
+	backend     func(index int) (string, bool) // what it knows a device by, "": nothing; false: it does not tell
 	maxRequest  func(index, n int) error
 	held        func(index int) bool // somebody has it mounted, or in exclusive use
 	present     func() error         // nil: there is such a driver
@@ -96,8 +96,8 @@ type kernelOptions struct {
 	gone    func(f *kernelFront, err error)
 }
 
-// openKernel attaches a device.
-func openKernel(drv driver, o kernelOptions, d blk.Device, home *reactor.Reactor, log *slog.Logger, h *Host) (*kernelFront, error) {
+// openKernel attaches a device. ctx ends the wait for one that is attached already.
+func openKernel(ctx context.Context, drv driver, o kernelOptions, d blk.Device, home *reactor.Reactor, log *slog.Logger, h *Host) (*kernelFront, error) {
 	srv, err := nbd.NewServer(nbd.Options{Reactor: home, Log: log, Guard: h.guard, Charge: h.chargeNode(), MaxBytes: nbd.KernelInFlight * requestSize})
 	if err == nil {
 		err = srv.Add(nbd.Export{Device: d})
@@ -106,7 +106,7 @@ func openKernel(drv driver, o kernelOptions, d blk.Device, home *reactor.Reactor
 		return nil, err
 	}
 	f := &kernelFront{drv: drv, index: o.index, backend: o.backend, timeout: o.timeout, dead: o.dead, srv: srv, dev: d, log: log, guard: h.guard, ended: make(chan struct{}), gone: o.gone}
-	ours, err := f.connect(&o)
+	ours, err := f.connect(ctx, &o)
 	if err != nil {
 		f.stop()
 		if errors.Is(err, unix.EBUSY) && o.index != nbd.AnyDevice {
@@ -123,9 +123,9 @@ func openKernel(drv driver, o kernelOptions, d blk.Device, home *reactor.Reactor
 
 // connect gives the device its connection; there is one at a time, for the sake
 // of the order of writes.
-func (f *kernelFront) connect(o *kernelOptions) (ours net.Conn, err error) {
+func (f *kernelFront) connect(ctx context.Context, o *kernelOptions) (ours net.Conn, err error) {
 	if o.resume {
-		return f.renew(context.Background())
+		return f.renew(ctx)
 	}
 	kernel, ours, err := nbd.KernelPair()
 	if err != nil {

@@ -27,6 +27,7 @@ type fakeKernel struct {
 	busy    bool // every device is mounted
 	missing bool // there is no driver
 	old     bool // it does not tell what it knows devices by
+	strayed int  // how often a device that it knows by nothing was reconfigured
 }
 
 type fakeDevice struct {
@@ -112,8 +113,11 @@ func (k *fakeKernel) reconfigure(index int, a nbd.Attach) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	d := k.devices[index]
-	if d == nil || d.attach.Backend != a.Backend {
+	if d == nil || d.attach.Backend != "" && d.attach.Backend != a.Backend {
 		return syscall.EINVAL
+	}
+	if d.attach.Backend == "" {
+		k.strayed++
 	}
 	if a.Size != 0 {
 		d.size = a.Size
@@ -145,10 +149,13 @@ func (k *fakeKernel) giveUp(index int) {
 func (k *fakeKernel) backend(index int) (string, bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if d := k.devices[index]; d != nil && !k.old {
+	if k.old {
+		return "", false
+	}
+	if d := k.devices[index]; d != nil {
 		return d.attach.Backend, true
 	}
-	return "", false
+	return "", true
 }
 
 func (k *fakeKernel) status(int) (map[int]bool, error) {

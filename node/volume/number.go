@@ -113,16 +113,16 @@ func (m *mapping) attach() (Front, error) {
 		o.avoid = h.named(m)
 	}
 	log := h.log.With("mapping", m.id)
-	f, err := openKernel(h.drv, o, m.stats, m.c.home, log, h)
-	if err != nil && o.resume {
+	f, err := openKernel(m.ctx, h.drv, o, m.stats, m.c.home, log, h)
+	if err != nil && o.resume && m.ctx.Err() == nil {
 		log.Warn("volume: the kernel does not take its device up again; it is attached anew", "device", s.Device, "err", err)
 		o.resume = false
-		f, err = openKernel(h.drv, o, m.stats, m.c.home, log, h)
+		f, err = openKernel(m.ctx, h.drv, o, m.stats, m.c.home, log, h)
 	}
 	if rdserr.Errno(err) == rdserr.ErrBusy.Errno && s.Device != "" && m.wants == "" && !m.has(o.index) {
 		log.Warn("volume: the number of a kernel device that is gone is another's; it gets another number", "device", s.Device)
 		o.index, o.avoid = nbd.AnyDevice, h.named(m)
-		f, err = openKernel(h.drv, o, m.stats, m.c.home, log, h)
+		f, err = openKernel(m.ctx, h.drv, o, m.stats, m.c.home, log, h)
 	}
 	if err != nil {
 		return nil, err

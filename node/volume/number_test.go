@@ -2,10 +2,12 @@ package volume
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -23,9 +25,9 @@ func twoServers(t *testing.T) (one, two, client *testNode, k *fakeKernel) {
 }
 
 // foreign attaches a device for somebody else.
-func (k *fakeKernel) foreign(t *testing.T, index int) {
+func (k *fakeKernel) foreign(t *testing.T, index int, backend string) {
 	t.Helper()
-	if _, err := k.connect(index, nbd.Attach{Size: 1 << 20, BlockSize: 512, Timeout: time.Second, DeadTimeout: time.Second, Backend: "foreign"}); err != nil {
+	if _, err := k.connect(index, nbd.Attach{Size: 1 << 20, BlockSize: 512, Timeout: time.Second, DeadTimeout: time.Second, Backend: backend}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -76,7 +78,7 @@ func TestNumberThatAnotherHas(t *testing.T) {
 			m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "mem", As: AsNBD, Device: asked, Persist: true})
 			client.stop()
 			k.disconnect(0)
-			k.foreign(t, 0)
+			k.foreign(t, 0, "foreign")
 			want := "/dev/nbd1"
 			for range 2 {
 				client.start()
@@ -99,9 +101,64 @@ func TestNumberThatAnotherHas(t *testing.T) {
 				for i := range 2 {
 					k.giveUp(i)
 				}
-				k.foreign(t, 0)
+				k.foreign(t, 0, "foreign")
 			}
 		})
+	}
+}
+
+// TestNumberThatAnotherHasByNothing: a foreign device that the kernel knows by nothing is left
+// alone, also by the next Host.
+func TestNumberThatAnotherHasByNothing(t *testing.T) {
+	for _, old := range []bool{false, true} {
+		for _, asked := range []string{"", "/dev/nbd0"} {
+			t.Run(fmt.Sprintf("old %v, asked for %s", old, asked), func(t *testing.T) {
+				server, client, k := withKernel(t)
+				k.old = old
+				mustExport(t, server.h, memory("mem", 8<<20))
+				m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "mem", As: AsNBD, Device: asked, Persist: true})
+				k.disconnect(0)
+				eventually(t, "it is seen", func() bool {
+					i, err := client.h.Mapping(m.ID)
+					return err == nil && i.Device == "" && i.LastError == noDevice
+				})
+				k.foreign(t, 0, "")
+				client.stop()
+				client.start()
+				eventually(t, "it waits, or has another", func() bool {
+					i, err := client.h.Mapping(m.ID)
+					return err == nil && (asked == "" && i.Device == "/dev/nbd1" || asked != "" && strings.Contains(i.LastError, "/dev/nbd0 is in use"))
+				})
+				k.mu.Lock()
+				defer k.mu.Unlock()
+				if k.strayed > 0 || k.devices[0].size != 1<<20 {
+					t.Errorf("the foreign device was reconfigured %d times", k.strayed)
+				}
+			})
+		}
+	}
+}
+
+// TestUnmapEndsTheWaitForADevice: a mapping that waits for the kernel to see that the connection of its
+// device is dead is ended all the same.
+func TestUnmapEndsTheWaitForADevice(t *testing.T) {
+	server, client, _ := withKernel(t)
+	mustExport(t, server.h, memory("mem", 8<<20))
+	m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "mem", As: AsNBD, Persist: true})
+	client.stop()
+	tried := make(chan struct{})
+	once := sync.OnceFunc(func() { close(tried) })
+	client.cfg.DeadTimeout = time.Hour
+	client.drv.reconfigure = func(index int, a nbd.Attach) error {
+		if len(a.Sockets) > 0 {
+			once()
+		}
+		return nil // and drops them
+	}
+	client.start()
+	<-tried
+	if err := client.h.Unmap(testCtx(t), m.ID, true); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -58,7 +58,7 @@ func (h *Host) snapshot(running bool) state {
 	for _, m := range h.mappings {
 		if !m.ending && (running && (m.stage == shown || m.restored) || m.spec.lasts()) {
 			s := m.spec.state(m.wants, m.backend, m.toKeep())
-			s.Unused = !m.used()
+			s.Unused = !m.used() || m.deviceLost()
 			st.Mappings = append(st.Mappings, s)
 		}
 	}

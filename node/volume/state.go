@@ -105,7 +105,7 @@ type mappingState struct {
 	Stale    bool   `json:"stale,omitempty"`
 	Flushed  bool   `json:"flushed,omitempty"`
 
-	Unused bool `json:"unused,omitempty"` // nobody can have used it since the machine was started
+	Unused bool `json:"unused,omitempty"` // nobody has used it since the machine was started, or its device was detached
 }
 
 func (s *ExportSpec) state() exportState {
