@@ -20,7 +20,7 @@ import (
 type numbers struct {
 	alive []bool // the kernel has its device
 	taken []bool // another mapping has the number
-	told  bool   // the kernel has told which devices it has, if anybody asked
+	told  bool   // the kernel has told which devices it has, if anybody had to ask
 }
 
 // numbers tells whose the devices are that an earlier Host has left.
@@ -35,14 +35,14 @@ func (h *Host) numbers(old *state) numbers {
 			continue
 		}
 		if old.Boot == h.store.boot {
-			if attached == nil {
+			b, known := h.drv.backend(index)
+			if !known && attached == nil {
 				if attached, err = h.drv.status(nbd.AnyDevice); err != nil {
 					h.log.Warn("volume: the kernel does not tell which devices it has", "err", err)
 					attached, n.told = map[int]bool{}, false
 				}
 			}
-			b, known := h.drv.backend(index)
-			n.alive[i] = !o.Unused && attached[index] && (!known || b == o.Backend)
+			n.alive[i] = !o.Unused && (known && b != "" && b == o.Backend || !known && attached[index])
 		}
 		if !n.alive[i] && !o.Persist {
 			continue // it has ended

@@ -233,6 +233,25 @@ func TestKernelThatDoesNotTell(t *testing.T) {
 	}
 }
 
+// TestDeviceIsFoundByItsName: a device that the kernel knows by its mapping is taken up whatever
+// else the kernel tells.
+func TestDeviceIsFoundByItsName(t *testing.T) {
+	server, client, k := withKernel(t)
+	mustExport(t, server.h, memory("mem", 8<<20))
+	m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "mem", As: AsNBD})
+	client.stop()
+	k.mu.Lock()
+	k.devices[0].close()
+	k.devices[0].conn = nil // it has noticed
+	k.mu.Unlock()
+	client.drv.status = func(int) (map[int]bool, error) { return nil, syscall.ENOBUFS }
+	client.start()
+	eventually(t, "the device has a connection again", func() bool { return k.device(0).conn != nil })
+	if i := back(t, client, m.ID); i.Device != m.Device {
+		t.Errorf("back as %+v", i)
+	}
+}
+
 // TestResizeIsToldOnce: a resize that changes nothing is no event, whatever an export was
 // when it was made.
 func TestResizeIsToldOnce(t *testing.T) {
