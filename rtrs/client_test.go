@@ -422,7 +422,7 @@ func TestNoOtherSessionBesideOne(t *testing.T) {
 
 func TestRefused(t *testing.T) {
 	for errno, want := range map[syscall.Errno]string{syscall.EPERM: "another node", syscall.ENXIO: "does not know the session", syscall.EEXIST: "between these addresses",
-		syscall.EMFILE: "as many", syscall.ENOMEM: "no memory", syscall.ESHUTDOWN: "shutting down", syscall.ECONNRESET: "another version", syscall.EBUSY: "refused the path"} {
+		syscall.EMFILE: "as many", syscall.ENOMEM: "no memory", syscall.ESHUTDOWN: "shutting down", syscall.EAGAIN: "is starting", syscall.ECONNRESET: "another version", syscall.EBUSY: "refused the path"} {
 		f := newFakeClient(t, ClientConfig{})
 		p := f.add(1)
 		r := rtrswire.Reject(uint16(errno))

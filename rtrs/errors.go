@@ -56,6 +56,8 @@ func refusal(errno uint16) error {
 		why = "the server has as many sessions, paths or connections as it allows"
 	case syscall.ENOMEM:
 		why = "the server has no memory for the session"
+	case syscall.EAGAIN:
+		why = "the server is starting, and has not looked at all of its volumes yet"
 	case syscall.ESHUTDOWN:
 		why = "the server is shutting down"
 	case syscall.ECONNRESET:

@@ -151,9 +151,7 @@ func (h *Host) Close(ctx context.Context) error {
 	saved := &asking{} // it does not end
 	if h.started {     // what is written says at once that this is a stop, and ends need no disk
 		saved = h.saver.ask(true)
-	} else { // what an earlier Host has left stays as it is
-		h.saver.abandon()
-	}
+	} // else what an earlier Host has left stays as it is
 	all := &group{m: h.machine}
 	for _, m := range mappings {
 		all.Go(func() {

@@ -6,15 +6,8 @@ import (
 	"fmt"
 	"net"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
-
-	"github.com/rdsd/rdsd/blk"
-	"github.com/rdsd/rdsd/internal/reactor"
-	"github.com/rdsd/rdsd/transport/tcp"
 )
 
 // TestTakenPortAtTheStart: a persistent export whose port another program has is not lost by
@@ -189,63 +182,5 @@ func TestLeftByAStartOfTheMachine(t *testing.T) {
 	}
 	if i := back(t, client, m.ID); i.State != StateOpen {
 		t.Errorf("back as %v, %q", i.State, i.LastError)
-	}
-}
-
-// TestStartThatFailsWhileAClientOpens: a client that opens a volume for writing, as one that the
-// state does not know, waits until that is written down. A start that fails meanwhile does not
-// wait for it, and says why it has failed.
-func TestStartThatFailsWhileAClientOpens(t *testing.T) {
-	port := freePort(t)
-	server, client := newServerNode(t, port), newClientNode(t, port)
-	client.start()
-	r, err := reactor.New(reactor.Options{CPU: -1, SpinFor: -1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
-
-	m := thisMachine(nil)
-	var opened atomic.Int32       // how often the store of the first export was
-	noting := make(chan struct{}) // closed when the client waits for the state
-	var once sync.Once
-	wait := m.Wait
-	m.Wait = func(d time.Duration, bells ...<-chan struct{}) int {
-		if d == Forever && len(bells) == 1 && opened.Load() == 2 {
-			once.Do(func() { close(noting) })
-		}
-		return wait(d, bells...)
-	}
-	disk := file(t, "disk", 8<<20)
-	m.Store = func(path string, o blk.FileOptions) (blk.Device, error) {
-		if path != disk.Path {
-			<-noting
-			return nil, syscall.ENODEV
-		}
-		d, err := blk.OpenFile(path, o)
-		opened.Add(1)
-		return d, err
-	}
-	cfg := server.cfg
-	cfg.Listen, cfg.Exports = ListenAlways, []ExportSpec{disk, {Name: "other", Kind: KindFile, Path: "/other"}}
-	cfg.Roots = []RootSpec{{Path: "/nothing/there"}}
-	ctx, cancel := context.WithCancel(testCtx(t))
-	maps := make(chan error, 1)
-	go func() { // until it is let in, or nobody is there any more
-		for {
-			_, err := client.h.Map(ctx, MapSpec{Node: server.node(), Name: "disk"})
-			if err == nil || ctx.Err() != nil {
-				maps <- err
-				return
-			}
-		}
-	}()
-	if h, err := newHostOn(cfg, Deps{Provider: tcp.New(r), Reactors: []*reactor.Reactor{r}}, kernelDriver, m); err == nil {
-		h.Close(testCtx(t))
-		t.Error("it has started")
-	}
-	cancel()
-	if err := <-maps; err == nil {
-		t.Error("the client was let in, and nothing of it is written down")
 	}
 }

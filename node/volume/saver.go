@@ -183,18 +183,6 @@ func (s *saver) once() error {
 	return err
 }
 
-// abandon ends a saver that never ran: nothing is written, and who waits is told so.
-func (s *saver) abandon() {
-	s.mu.Lock()
-	waiting := s.waiting
-	s.waiting, s.ended = nil, true
-	s.mu.Unlock()
-	for _, a := range waiting {
-		a.err = rdserr.ErrShutdown
-		close(a.done)
-	}
-}
-
 // end waits until what is marked is written, and the goroutine has ended.
 func (s *saver) end() {
 	close(s.stop)

@@ -47,6 +47,8 @@ type server struct {
 	geo       geometry // of every session; set by newServer
 	wanted    geometry // what is configured, if geo is what kernels know instead; set by newServer
 
+	ready atomic.Bool // the start has entered all that is exported
+
 	lmu       sync.Mutex
 	listeners []transport.Listener // guarded by lmu
 	listening bool                 // guarded by lmu
@@ -218,6 +220,11 @@ func (s *server) accept(via *Transport, r transport.ConnRequest) {
 			s.h.ev.add(Event{Kind: EventSession, Role: RoleServer, State: "refused", Text: fmt.Sprintf("%v is not among the addresses of volumes.allow", from)})
 			return
 		}
+	}
+	if !s.ready.Load() {
+		no := rtrswire.Reject(uint16(syscall.EAGAIN))
+		r.Reject(no.Append(nil))
+		return
 	}
 	a := &arrival{ConnRequest: r, via: via}
 	if s.h.memory != nil {

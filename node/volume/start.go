@@ -61,8 +61,9 @@ func (h *Host) look(ctx context.Context, s ExportSpec) look {
 
 // startExports offers what is configured and what is persistent. A store that
 // cannot be opened now is tried when a client comes. All are looked at beside each other, and
-// offered in their order: one whose file system stands still keeps the start until ctx ends, and
-// no other from being looked at.
+// entered in their order: one whose file system stands still keeps the start until ctx ends, and
+// no other from being looked at. Until then the port is taken and nobody is let in: a volume that
+// is not entered yet would not exist, which a kernel's client does not ask again.
 func (h *Host) startExports(ctx context.Context, old *state) error {
 	if h.cfg.Listen == ListenAlways || len(h.cfg.Roots) > 0 {
 		if err := h.srv.listen(); err != nil {
@@ -122,6 +123,7 @@ func (h *Host) startExports(ctx context.Context, old *state) error {
 		h.srv.finish(now)
 		added++
 	}
+	h.srv.ready.Store(true)
 	return nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -96,6 +97,43 @@ func TestStartBesideAFileSystemThatStandsStill(t *testing.T) {
 			mustMap(t, client.h, MapSpec{Node: server.node(), Name: name})
 		}
 		close(release)
+	}
+}
+
+// TestNobodyIsLetInBeforeTheStartIsDone: while a store stands still at the start, volumes behind
+// it do not seem not to exist.
+func TestNobodyIsLetInBeforeTheStartIsDone(t *testing.T) {
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	root := t.TempDir()
+	if err := os.WriteFile(filepath.Join(root, "below"), make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	server.cfg.Roots = []RootSpec{{Path: root}}
+	server.cfg.Exports = []ExportSpec{{Name: "stuck", Path: "/stuck"}, file(t, "well", 1<<20)}
+	client.start()
+	hasty(server, func(m *Machine) {
+		timeout := m.Timeout
+		m.Timeout = func(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+			if d == startWait { // it has the time that the machine takes for the test
+				return context.WithCancel(ctx)
+			}
+			return timeout(ctx, d)
+		}
+		var once atomic.Bool
+		m.Store = func(path string, o blk.FileOptions) (blk.Device, error) {
+			if path != "/stuck" || once.Swap(true) {
+				return blk.OpenFile(path, o)
+			}
+			for _, name := range []string{"well", "below"} {
+				_, err := client.h.Map(testCtx(t), MapSpec{Node: server.node(), Name: name})
+				is(t, name+" while the server starts", err, syscall.EAGAIN, "is starting")
+			}
+			return nil, errors.New("it stood still")
+		}
+	})
+	for _, name := range []string{"well", "below"} {
+		mustMap(t, client.h, MapSpec{Node: server.node(), Name: name})
 	}
 }
 
