@@ -51,7 +51,7 @@ func hasty(n *testNode, tune func(m *Machine)) *Host {
 // else from being offered; more of them than are looked at at a time keep nothing from being
 // there, and others are opened when a client comes.
 func TestStartBesideAFileSystemThatStandsStill(t *testing.T) {
-	for _, stuck := range []int{2, startLooks + 2} {
+	for _, stuck := range []int{2, startLooks + 2, 4 * startLooks} {
 		port := freePort(t)
 		server, client := newServerNode(t, port), newClientNode(t, port)
 		server.start()
@@ -91,6 +91,9 @@ func TestStartBesideAFileSystemThatStandsStill(t *testing.T) {
 		}
 		if len(want) > 0 {
 			t.Errorf("not there: %v", want)
+		}
+		if n := len(h.waits.all); n < maxWaits/2 {
+			t.Errorf("%d exports stand still, and %d turns are left for what is asked afterwards", stuck, n)
 		}
 		client.start()
 		for _, name := range []string{"well", "mem", "kept", "below"} {

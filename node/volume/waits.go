@@ -86,8 +86,11 @@ func (w *waits) take(ctx context.Context, slots chan struct{}) bool {
 }
 
 // do runs f, which waits for the file system of path, in a goroutine of its own, so
-// that the caller can give up.
+// that the caller can give up. For one that has given up it takes no turn.
 func (h *Host) do(ctx context.Context, path string, f func() error) error {
+	if ctx.Err() != nil {
+		return rdserr.With(rdserr.ErrTimeout, "the file system was not asked in time")
+	}
 	leave, err := h.waits.enter(ctx, path)
 	if err != nil {
 		return err
