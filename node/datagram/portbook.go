@@ -247,10 +247,14 @@ func (b *portBook) close() {
 func (a *Host) openPorts() bookPages {
 	file := a.deps.Config.LedgerPath()
 	hold := a.deps.Config.RDS.RestartHold.Duration
-	if file == "" || hold == 0 {
+	if file == "" {
 		return nil
 	}
 	file += ".ports"
+	if hold == 0 { // and a later life must not find a former one's
+		os.Remove(file)
+		return nil
+	}
 	var addrs []netip.Addr
 	for _, h := range a.list {
 		addrs = append(addrs, h.addr)

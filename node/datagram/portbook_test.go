@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -95,6 +96,31 @@ func TestPortBookThatCannotBeMade(t *testing.T) {
 		_, err = os.Stat(file)
 		if made := s.a.ports != nil; made != c.made || made != (err == nil) {
 			t.Errorf("%s: the book is there: %v, its file: %v; want %v", what, made, err, c.made)
+		}
+	}
+}
+
+// TestPortBookOfALifeThatHoldsNothing: a life without rds.restart_hold keeps no book, and leaves
+// none of an earlier one to the next.
+func TestPortBookOfALifeThatHoldsNothing(t *testing.T) {
+	ledger := filepath.Join(t.TempDir(), "ledger")
+	book, _, err := openPortBook(ledger+".ports", []netip.Addr{seamLocal})
+	if err != nil {
+		t.Fatal(err)
+	}
+	book.note(seamLocal, 4000, 1000, true)
+	book.close()
+	for _, hold := range []time.Duration{0, time.Minute} {
+		s := newSeam(t, nil)
+		s.a.deps.Config.API.Ledger = ledger
+		s.a.deps.Config.RDS.RestartHold.Duration = hold
+		s.a.openPorts()
+		e, _ := s.h.Lock()
+		held := e.Held()
+		s.h.Unlock()
+		s.a.ports.close()
+		if held != 0 {
+			t.Errorf("a life that holds for %v: %d ports of the life before the last are held", hold, held)
 		}
 	}
 }
