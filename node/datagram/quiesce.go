@@ -31,7 +31,7 @@ func (a *Host) Quiesce() {
 		h.leave()
 	}
 	end, cancel := context.WithTimeout(context.Background(), quiesceTime)
-	awaitAll(end, func(h *Local) bool { return h.foreign() == 0 }, a.list)
+	awaitAll(end, (*Local).endForeign, a.list)
 	cancel()
 	for _, h := range a.list {
 		e, now := h.Lock()
@@ -40,54 +40,54 @@ func (a *Host) Quiesce() {
 	}
 	a.ports.freeze() // what is closed from here on is bound again in the next life
 	end, cancel = context.WithTimeout(context.Background(), readTime)
-	awaitAll(end, func(h *Local) bool { return h.unread() == 0 }, a.list)
+	awaitAll(end, (*Local).unread, a.list)
 	cancel()
 }
 
-// awaitAll looks until all hosts are done, or ctx ends; at the end of a daemon's life
+// awaitAll looks at all hosts until all are done, or ctx ends; at the end of a daemon's life
 // a few milliseconds do not matter.
-func awaitAll(ctx context.Context, done func(*Local) bool, list []*Local) {
-	for _, h := range list {
-		for !done(h) {
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(quiesceLook):
-			}
+func awaitAll(ctx context.Context, left func(*Local) int, list []*Local) {
+	for {
+		n := 0
+		for _, h := range list {
+			n += left(h)
+		}
+		if n == 0 {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(quiesceLook):
 		}
 	}
 }
 
-// leave ends the listening and the links to kernels, and to peers that may be
-// some.
+// leave ends the listening and the dialling.
 func (h *Local) leave() {
 	h.mu.Lock()
 	l := h.listener
+	h.leaving = true
 	h.mu.Unlock()
 	if l != nil {
 		l.Close()
 	}
+}
+
+// endForeign ends the links to kernels, and to peers that may be some, and counts those that have
+// not ended yet. One that was parked, or under way, comes up after others have ended: it is called
+// until there is none.
+func (h *Local) endForeign() (n int) {
 	e, now := h.Lock()
-	h.leaving = true
 	for _, pe := range e.Peers() {
 		if pe.Conn().Kind() == conn.KindRdsd {
 			continue
 		}
-		var drop []*conn.Lane
-		pe.Conn().EachLane(func(p *conn.Lane) { drop = append(drop, p) })
-		for _, p := range drop {
+		var lanes []*conn.Lane
+		pe.Conn().EachLane(func(p *conn.Lane) { lanes = append(lanes, p) })
+		for _, p := range lanes {
 			p.Drop(now, errLeaving)
-		}
-	}
-	h.Unlock()
-}
-
-// foreign counts links to peers that are no rdsd.
-func (h *Local) foreign() (n int) {
-	e, _ := h.Lock()
-	for _, pe := range e.Peers() {
-		if pe.Conn().Kind() != conn.KindRdsd {
-			pe.Conn().EachLane(func(p *conn.Lane) { n += len(h.laneOf(p).links) })
+			n += len(h.laneOf(p).links)
 		}
 	}
 	h.Unlock()

@@ -22,9 +22,6 @@ func TestSeamLeave(t *testing.T) {
 	if err := peer.bring(t, hello(1)...); err != nil {
 		t.Fatal(err)
 	}
-	if n := s.h.foreign(); n != 1 {
-		t.Errorf("%d links of kernels", n)
-	}
 	if n := s.h.unread(); n != 1 {
 		t.Errorf("%d unread datagrams", n)
 	}
@@ -36,7 +33,7 @@ func TestSeamLeave(t *testing.T) {
 	if _, _, c, _ := peer.state(); len(c) != 0 {
 		t.Errorf("the rdsd's link was closed %v", c)
 	}
-	if n := s.h.foreign(); n != 0 {
+	if n := s.h.endForeign(); n != 0 {
 		t.Errorf("%d links of kernels are left", n)
 	}
 	if _, err := s.h.connectNow(context.Background(), conn.Action{Lane: s.lane(seamHigher)}); !errors.Is(err, errLeaving) {
@@ -60,7 +57,43 @@ func TestSeamLeaveLate(t *testing.T) {
 		l.end(net.ErrClosed)
 	}()
 	s.a.Quiesce()
-	if n := s.h.foreign(); n != 0 {
+	if n := s.h.endForeign(); n != 0 {
+		t.Errorf("%d links of kernels are left", n)
+	}
+}
+
+// TestSeamLeaveParked: a kernel's link that waits behind another one for its turn is shut when it
+// has it, and read to its end as well.
+func TestSeamLeaveParked(t *testing.T) {
+	s := newSeam(t, nil)
+	k := s.bind(rds.SocketOptions{})
+	first := s.accepted(seamLower)
+	first.mute = true
+	if err := first.bring(t, frameOf(9, k.Addr().Port(), 1, "x")); err != nil {
+		t.Fatal(err)
+	}
+	second := s.accepted(seamLower)
+	s.h.leave()
+	if n := s.h.endForeign(); n != 2 {
+		t.Errorf("%d links of kernels, want one and the one behind it", n)
+	}
+	first.end(net.ErrClosed)
+	s.until("the second has its turn", func() bool { n, _, _, _ := second.state(); return n > 0 })
+	second.mute = true
+	if n := s.h.endForeign(); n != 1 {
+		t.Errorf("%d links of kernels, want the second", n)
+	}
+	if _, _, c, _ := second.state(); !slices.Equal(c, []bool{true}) {
+		t.Errorf("the second was closed %v", c)
+	}
+	if err := second.bring(t, frameOf(9, k.Addr().Port(), 2, "y")); err != nil {
+		t.Fatal(err)
+	}
+	if n := s.h.unread(); n != 2 {
+		t.Errorf("%d datagrams, want those of both", n)
+	}
+	second.end(net.ErrClosed)
+	if n := s.h.endForeign(); n != 0 {
 		t.Errorf("%d links of kernels are left", n)
 	}
 }
