@@ -125,14 +125,14 @@ func (p *Lane) ackTCP(now time.Duration, bytes uint64) {
 func (p *Lane) mayGrant() bool { return p.c.owner.MayGrant() && !p.refusalsWait() }
 
 // creditsToGrant is how many credits to put into the next frame.
-func (p *Lane) creditsToGrant() uint8 {
+func (p *Lane) creditsToGrant(now time.Duration) uint8 {
 	if p.owed <= 0 {
 		return 0
 	}
 	if !p.mayGrant() {
 		p.c.ctr.CreditWithheld++
 		// No call announces that memory is free again, so look a little later.
-		p.c.rearm(p.lastRx + p.c.cfg.AckDelay*4)
+		p.c.rearm(now + p.c.cfg.AckDelay*4)
 		return 0
 	}
 	return uint8(min(p.owed, 255))

@@ -34,9 +34,9 @@ func (p *Lane) sendLone(now time.Duration, m *Msg, offer *Offer) bool {
 		return false
 	}
 	offer.Lane, m.slot = p, p.slot
-	o := frameOut{rdsd: true, ack: p.ackable()}
+	o := frameOut{now: now, rdsd: true, ack: p.ackable()}
 	if p.owed > 0 {
-		o.credit = p.creditsToGrant()
+		o.credit = p.creditsToGrant(now)
 	}
 	p.sendData(now, offer.Batch, &o, m)
 	p.filled(now, offer.Batch, &o)

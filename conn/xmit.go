@@ -16,6 +16,7 @@ func creditCost(n int) int { return max(1, (n+creditUnit-1)/creditUnit) }
 
 // frameOut holds the fields that all frames of one Fill share.
 type frameOut struct {
+	now    time.Duration
 	rdsd   bool
 	ack    uint64
 	credit uint8  // still to be put into a frame
@@ -44,7 +45,7 @@ func (p *Lane) Fill(now time.Duration, b *transport.Batch) bool {
 	// A frame has parts that only an rdsd understands once the handshake has shown that the
 	// peer is one: before that, credits and a checksum could reach another incarnation of
 	// the peer.
-	o := frameOut{rdsd: c.kind == KindRdsd && p.ready}
+	o := frameOut{now: now, rdsd: c.kind == KindRdsd && p.ready}
 	if c.kind == KindRdsd {
 		o.ack = p.ackable()
 		// Refusals become messages here and not when each is made, so that one message
@@ -52,7 +53,7 @@ func (p *Lane) Fill(now time.Duration, b *transport.Batch) bool {
 		if len(p.refused) > 0 && p.ready {
 			p.sendRefusals()
 		}
-		o.credit = p.creditsToGrant()
+		o.credit = p.creditsToGrant(o.now)
 	}
 	// Between two rdsd, and on a link whose peer is not known yet, the handshake goes
 	// before everything: all other frames wait for its answer.
@@ -120,7 +121,7 @@ func (p *Lane) putHeader(o *frameOut, h *wire.Header, raw []byte) {
 		o.credit = 0
 		// A header holds 255 credits, so the next frame of the batch may carry more.
 		if p.owed > 0 {
-			o.credit = p.creditsToGrant()
+			o.credit = p.creditsToGrant(o.now)
 		}
 		o.put, o.told = true, o.ack
 		if h.Flags&wire.FlagAckRequired != 0 {
