@@ -83,7 +83,7 @@ func (p *Lane) Acked(now time.Duration, attempt uint64, bytes uint64) {
 // awaitsTCP reports whether the acknowledgement of the peer's TCP decides something: what a
 // message that is not decided becomes, or whether there may be more lanes (tryGrow).
 func (p *Lane) awaitsTCP() bool {
-	return p.state == Up && (p.unacked.head != nil || p.inwrite.head != nil || p.c.grow != 0 && p.txAcked < p.txOff)
+	return p.state == Up && (p.unacked.head != nil || p.inwrite.head != nil || p.c.grow != 0 && p.txAcked < p.msgOff)
 }
 
 // pollSoon has the shell ask for it, unless that is due already.

@@ -282,8 +282,9 @@ func (c *Conn) tryGrow(now time.Duration) {
 	}
 	busy := false
 	c.EachLane(func(p *Lane) {
-		// A message that was given up may be on its way still, so the bytes of a link count too.
-		busy = busy || p.queue.n+p.inwrite.n+p.unacked.n+p.retrans.n > 0 || p.state == Disconnecting && p.txAcked < p.txOff
+		// A message that was given up may be on its way still, so the bytes of a link count too, up to
+		// the last message: a local port that flips has a map on its way at any time.
+		busy = busy || p.queue.n+p.inwrite.n+p.unacked.n+p.retrans.n > 0 || p.state == Disconnecting && p.txAcked < p.msgOff
 		if p.awaitsTCP() {
 			busy = true
 			p.pollSoon(now)

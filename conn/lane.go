@@ -106,7 +106,7 @@ type Lane struct {
 	// nextSeq, but for a batch that was being written when the peer's state was
 	// forgotten (forget). They may have gaps: a message that was given up leaves one. Messages
 	// that left in one frame have the same one, and stand in the same list (join.go).
-	// Invariant: ackSeen < nextSeq and txAcked <= txOff.
+	// Invariant: ackSeen < nextSeq, msgOff <= txOff and txAcked <= txOff.
 
 	nextSeq uint64 // the next sequence to assign, from 1 (net/rds/rds.h, cp_next_tx_seq)
 	control list   // the protocol's own messages, which go before data
@@ -142,6 +142,7 @@ type Lane struct {
 	// txOff counts the bytes put into batches on this link. Msg.end is such an offset;
 	// a kernel peer's TCP acknowledges by it (net/rds/tcp_send.c, rds_tcp_is_acked).
 	txOff   uint64
+	msgOff  uint64        // txOff after the last batch that had a message with a sequence
 	txAcked uint64        // how many of them TCP has acknowledged (kernel peers)
 	pollAt  time.Duration // when to ask TCP for that; Never while nothing is unacknowledged
 	lastTx  time.Duration // when the last batch was filled
@@ -217,8 +218,9 @@ type Lane struct {
 	refusals int
 	lastRx   time.Duration // when the peer last gave a sign of life, or when the last link ended
 	recvB    uint64        // bytes received on all links, for the administrator
-	// ackPending asks for an acknowledgement with the next batch.
+	// ackPending has the next batch acknowledge, and askNow has it ask for a sign of life (rdsd).
 	ackPending bool
+	askNow     bool
 	// again says that the peer's last sequenced frame was a retransmission: while it
 	// sends again, its acknowledgements of our refusals stand behind that.
 	again bool
@@ -234,9 +236,8 @@ type Lane struct {
 
 	// Signs of life (tick.go; docs/protocol.md, "Heartbeats").
 
-	askNow bool          // the next batch carries a request for one (rdsd)
-	askAt  time.Duration // when to ask because the peer connected though a link is up; Never
-	asked  time.Duration // since when one is awaited, 0: none is
+	askAt time.Duration // when to ask because the peer connected though a link is up; Never
+	asked time.Duration // since when one is awaited, 0: none is
 }
 
 func newLane(c *Conn, i int) *Lane {
@@ -479,7 +480,7 @@ func (p *Lane) established(now time.Duration) {
 	p.retryAt = Never
 	p.kicked = false
 	// Offsets and acknowledgements are of one link; sequences go on.
-	p.txOff, p.txAcked, p.ackSeen = 0, 0, 0
+	p.txOff, p.msgOff, p.txAcked, p.ackSeen = 0, 0, 0, 0
 	p.upAt, p.lastTx, p.lastRx = now, now, now
 	p.c.links++
 	p.serial = p.c.links

@@ -66,7 +66,7 @@ func (w *world) checkTimers(p *Lane) {
 		switch {
 		case w.c.kind.kernel():
 			first(p.pollAt, "what TCP acknowledged")
-			if p.pollAt == Never && (p.unacked.head != nil || w.c.grow != 0 && p.txAcked < p.txOff) && !p.writing {
+			if p.pollAt == Never && (p.unacked.head != nil || w.c.grow != 0 && p.txAcked < p.msgOff) && !p.writing {
 				w.t.Errorf("%v: TCP is not asked about what is not acknowledged", p)
 			}
 		case w.c.kind == KindRdsd && p.ready:
@@ -220,8 +220,8 @@ func (w *world) checkNumbers(p *Lane) {
 	if p.ackSeen >= p.nextSeq {
 		w.t.Errorf("%v: sequence %d is acknowledged, the next to be sent is %d", p, p.ackSeen, p.nextSeq)
 	}
-	if p.txAcked > p.txOff {
-		w.t.Errorf("%v: TCP has acknowledged %d bytes of %d", p, p.txAcked, p.txOff)
+	if p.txAcked > p.txOff || p.msgOff > p.txOff {
+		w.t.Errorf("%v: TCP has acknowledged %d bytes, and messages have %d, of %d", p, p.txAcked, p.msgOff, p.txOff)
 	}
 	if p.state == Up && w.c.kind == KindRdsd && p.ackedRx > p.ackable() {
 		w.t.Errorf("%v: sequence %d was acknowledged, and %d may be", p, p.ackedRx, p.ackable())
@@ -253,7 +253,7 @@ func (w *world) checkPending() {
 	w.c.EachLane(func(p *Lane) {
 		underWay += p.queue.n + p.inwrite.n + p.unacked.n + p.retrans.n
 		if p.state == Up || p.state == Disconnecting {
-			underWay += int(p.txOff - p.txAcked)
+			underWay += int(p.msgOff - min(p.txAcked, p.msgOff))
 		}
 	})
 	if w.c.grow != 0 && underWay == 0 && w.c.lanes[0].ready {

@@ -100,6 +100,9 @@ func (p *Lane) filled(now time.Duration, b *transport.Batch, o *frameOut) {
 	p.writing = true
 	p.lastTx = now
 	p.txOff += bytes
+	if p.inwrite.head != nil {
+		p.msgOff = p.txOff
+	}
 	p.sentB += bytes
 	p.c.ctr.SentBytes += bytes
 	p.c.ctr.SentFrames += uint64(frames)
