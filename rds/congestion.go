@@ -165,6 +165,18 @@ func (e *Engine) freeGroups(now time.Duration, freed uint64) {
 	}
 }
 
+// wishAgain has sockets that are crowded look at every destination again in wishEvery: with the
+// last whom a congested port concerned a wish for a link has ended, and one of them may have been
+// refused there, too. It may be refused by a map of the peer's former life.
+func (e *Engine) wishAgain() {
+	if len(e.monitors) > 0 {
+		e.arm(&e.groupsTm, (*groupsTicker)(e), e.now+wishEvery)
+	}
+}
+
+// wishEvery is long: a client with more destinations than flows are kept ends a wish with each look.
+const wishEvery = time.Second
+
 type groupsTicker Engine
 
 func (t *groupsTicker) tick(now time.Duration) {

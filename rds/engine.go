@@ -326,7 +326,8 @@ func (e *Engine) Fill(now time.Duration, p *conn.Lane, b *transport.Batch) bool 
 }
 
 // Trim lets go what is kept for traffic to come, of trimPeers peers from number from on, and as many
-// idle flows. It returns the number to go on with, 0 at the end. It is called between steps.
+// idle flows. It returns the number to go on with, 0 at the end. It is called between steps, and
+// followed by End.
 func (e *Engine) Trim(from int) (next int) {
 	e.dropIdle(trimPeers)
 	e.tell()

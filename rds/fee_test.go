@@ -336,6 +336,31 @@ func TestCrowdedWithoutMemory(t *testing.T) {
 	wantNews(t, "clear, remembered", s, 0, Change{nobody(1), false})
 }
 
+// TestCrowdedWishForALink: with the flow of a refused send that was not remembered ends the wish for a
+// link, by which the peer's map would be known to be an old one. Its socket is told to look again.
+func TestCrowdedWishForALink(t *testing.T) {
+	const limit = 4000
+	e, now, s, b := few(t, limit)
+	s.SetMonitor(Monitor{Clear: true})
+	b.sending.Store(limit * 3 / 4)
+	pe, _ := e.Peer(nobody(1).Addr())
+	pe.CongestionDelta(now, wire.PortState{Port: nobody(1).Port(), Congested: true})
+	for range 3 {
+		if err := s.Send(now, nobody(1), nil, 1, Quiet); err != rdserr.ErrCongested || !s.crowded || pe.blockedPorts != 1 {
+			t.Fatalf("%v, crowded %v, %d ports block", err, s.crowded, pe.blockedPorts)
+		}
+		for at := e.Trim(0); at > 0; at = e.Trim(at) {
+		}
+		if pe.blockedPorts != 0 {
+			t.Fatal("the flow was not forgotten")
+		}
+		now = ticks(e, now, wishEvery)
+		wantNews(t, "the wish has ended", s, allGroups)
+	}
+	now = ticks(e, now, 2*wishEvery)
+	wantNews(t, "nothing was refused since", s, 0)
+}
+
 // refusedUnpaid is a peer, and a socket that was refused by one of its ports and has no memory to be
 // remembered by.
 func refusedUnpaid(t *testing.T, dst netip.AddrPort) (*Engine, time.Duration, *Socket, *Budget, *Peer) {

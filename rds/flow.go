@@ -245,7 +245,8 @@ func (e *Engine) dropIdle(most int) {
 }
 
 // DropIdle gives back memory of flows that have nothing to hold, and reports of how many: sockets of
-// this engine or of another one of the node wait for memory (Orders.Collect). It is called between steps.
+// this engine or of another one of the node wait for memory (Orders.Collect). It is called between
+// steps, and followed by End.
 func (e *Engine) DropIdle() (n int) {
 	n = e.dropPaid()
 	e.tell()

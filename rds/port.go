@@ -76,8 +76,11 @@ func (pe *Peer) portOf(now time.Duration, port uint16) *peerPort {
 // tidy forgets the entry of a port that no longer concerns a socket here.
 func (pe *Peer) tidy(port uint16) {
 	if pp := pe.ports[port]; pp != nil && pp.concerned() == 1 && !pp.late {
-		// Whoever was refused has gone. A peer that went while its port was congested would be
-		// kept, and connected to, for ever.
+		// Whoever was refused has gone, or was not remembered. A peer that went while its port was
+		// congested would be kept, and connected to, for ever.
+		if pp.blocked > 0 && pe.Congested(port) {
+			pe.e.wishAgain()
+		}
 		pe.unblock(pp)
 		delete(pe.ports, port)
 		pe.ports = fit(pe.ports, &pe.portsMost)

@@ -28,7 +28,7 @@ func (a *Host) dropIdle() {
 	for _, h := range a.list {
 		h.mu.Lock()
 		h.e.DropIdle()
-		h.mu.Unlock()
+		h.Unlock() // a timer may be due earlier now
 	}
 }
 

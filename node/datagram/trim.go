@@ -12,6 +12,7 @@ func (a *Host) Trim() {
 
 func (h *Local) trim(from int) (next int) {
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.e.Trim(from)
+	next = h.e.Trim(from)
+	h.Unlock() // a timer may be due earlier now
+	return next
 }
