@@ -168,3 +168,77 @@ func TestTrim(t *testing.T) {
 		}
 	})
 }
+
+// TestBackend: what the kernel knows devices by, however they were attached.
+func TestBackend(t *testing.T) {
+	guest(t, func(t *testing.T) {
+		m := memory(t, blk.MemOptions{Size: 8 << 20})
+		ours := attach(t, m, 1, nil)
+		nameless := attach(t, m, 1, func(a *nbd.Attach) { a.Backend = "" })
+		none := max(ours.index, nameless.index) + 1
+		old := none + 1
+		byIoctl(t, old)
+		for _, c := range []struct {
+			what  string
+			index int
+			want  string
+		}{
+			{"with an identifier", ours.index, t.Name()},
+			{"without one", nameless.index, ""},
+			{"not attached", none, ""},
+			{"attached by ioctl", old, ""},
+		} {
+			if got, told := nbd.Backend(c.index); got != c.want || !told {
+				t.Errorf("%s: %q, %v", c.what, got, told)
+			}
+		}
+		if got, told := nbd.Backend(1 << 15); told {
+			t.Errorf("no device: %q", got)
+		}
+		if got, err := nbd.Status(nbd.AnyDevice); err != nil || !got[old] || got[none] {
+			t.Errorf("status: %v, %v", got, err)
+		}
+		// It takes anybody's sockets where it knows a device by nothing, but none for an ioctl's.
+		a := ours.attach
+		if err := nbd.Reconfigure(nameless.index, a); err != nil {
+			t.Errorf("the device without an identifier: %v", err)
+		}
+		if err := nbd.Reconfigure(old, a); !errors.Is(err, syscall.EINVAL) {
+			t.Errorf("the device of the ioctl: %v", err)
+		}
+	})
+}
+
+// byIoctl attaches a device as qemu-nbd does, until the end of the test.
+func byIoctl(t *testing.T, index int) {
+	t.Helper()
+	const setSock, doIt, clearSock, disconnect = 0xab00, 0xab03, 0xab04, 0xab08
+	kernel, ours, err := nbd.KernelPair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dev, err := os.OpenFile("/dev/nbd"+strconv.Itoa(index), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.IoctlSetInt(int(dev.Fd()), setSock, int(kernel.Fd())); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() { // until it is disconnected
+		defer close(ended)
+		unix.IoctlSetInt(int(dev.Fd()), doIt, 0)
+	}()
+	t.Cleanup(func() {
+		unix.IoctlSetInt(int(dev.Fd()), disconnect, 0)
+		ours.Close()
+		<-ended
+		unix.IoctlSetInt(int(dev.Fd()), clearSock, 0)
+		dev.Close()
+		kernel.Close()
+	})
+	until(t, "the device is attached", 5*time.Second, func() bool {
+		_, err := os.Stat("/sys/block/nbd" + strconv.Itoa(index) + "/pid")
+		return err == nil
+	})
+}
