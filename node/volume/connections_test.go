@@ -27,7 +27,7 @@ func TestConnectionsAreCharged(t *testing.T) {
 	used := func() int64 { return n.memory.Kinds()[quota.Peers].Used }
 	mustExport(t, srv, memory("one", 1<<20))
 	m := mustMap(t, cli, MapSpec{Node: n.node(), Name: "one"})
-	if got := used(); got != 2*(connBytes+rtrs.ConPlaceBytes)+srv.srv.pathBytes {
+	if got := used(); got != 2*(connBytes+rtrs.ConPlaceBytes)+srv.srv.pathBytes+openBytes {
 		t.Errorf("two connections are charged with %d bytes", got)
 	}
 	if err := cli.Unmap(context.Background(), m.ID, true); err != nil {
