@@ -103,7 +103,7 @@ type queuePair struct {
 	h  ib.Handler
 	rq *roce.QP
 
-	conn   *cm.Conn // nil: before it is connected, and when nothing is left of it
+	conn   *cm.Conn // nil: before it is connected, and when q is closed or nothing is left of it
 	mtu    int      // of the path; 0 before it is connected
 	first  roce.PSN // with which the peer begins
 	used   bool     // Dial or Accept was called
@@ -294,6 +294,10 @@ func (q *queuePair) Close() {
 	d.mu.Lock()
 	q.closed = true
 	q.over = true
+	if q.conn != nil {
+		// What is left of it outlasts its owner's memory, which nobody is charged for any more.
+		q.conn.Owner, q.conn = nil, nil
+	}
 	q.free()
 	d.mu.Unlock()
 }
