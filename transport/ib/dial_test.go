@@ -191,7 +191,7 @@ func TestAnsweredOnce(t *testing.T) {
 	ln.Close()
 }
 
-// TestListenerCloses: Close waits for calls of accept; a request that comes later is refused,
+// TestListenerCloses: Close waits for calls of accept; a request that comes later has no answer,
 // and one that was brought can be answered.
 func TestListenerCloses(t *testing.T) {
 	w := newWorld(t, nil)
@@ -232,7 +232,8 @@ func TestListenerCloses(t *testing.T) {
 	}
 }
 
-// TestAnswersAreBounded: of more requests than are answered at a time the rest are refused.
+// TestAnswersAreBounded: of more requests than are answered at a time the rest have no answer, and come
+// again.
 func TestAnswersAreBounded(t *testing.T) {
 	w := newWorld(t, nil)
 	goOn := make(chan struct{})
@@ -252,8 +253,8 @@ func TestAnswersAreBounded(t *testing.T) {
 	}
 	calls.Wait()
 	for _, a := range asks[maxAnswering:] {
-		if b := <-a.reject; b[0] != 0 {
-			t.Errorf("%q", b)
+		if b := <-a.reject; string(b) != "forgotten" {
+			t.Errorf("it is refused (%q), and would not come again", b)
 		}
 	}
 	close(goOn)
@@ -264,7 +265,7 @@ func TestAnswersAreBounded(t *testing.T) {
 	}
 }
 
-// TestAnsweringStaysBounded: one that is refused when its turn comes goes beyond the bound for a
+// TestAnsweringStaysBounded: one that has no answer when its turn comes goes beyond the bound for a
 // moment, in which no other is admitted.
 func TestAnsweringStaysBounded(t *testing.T) {
 	m := *ThisMachine
@@ -273,7 +274,7 @@ func TestAnsweringStaysBounded(t *testing.T) {
 	from := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 1, 0, byte(i)}) }
 	var waits time.Duration
 	for i := range maxAnswering + 1 {
-		wait, ok, _ := l.admit(from(max(i, paceBurst) - paceBurst)) // of the first one more than answered at once
+		wait, ok := l.admit(from(max(i, paceBurst) - paceBurst)) // of the first one more than answered at once
 		if !ok {
 			t.Fatalf("request %d is refused", i)
 		}
@@ -282,14 +283,41 @@ func TestAnsweringStaysBounded(t *testing.T) {
 	if l.waiting != 1 || l.turn(waits) {
 		t.Fatalf("%d wait, and what waited has room beside %d", l.waiting, maxAnswering)
 	}
-	if _, ok, _ := l.admit(from(200)); ok {
+	if _, ok := l.admit(from(200)); ok {
 		t.Errorf("one more is admitted where %d are answered", l.busy)
+	}
+}
+
+// TestWhoWaitsHoldsUpNobody: where as many wait as may, whose requests have not come too fast are
+// answered, and only another that would have to wait is not.
+func TestWhoWaitsHoldsUpNobody(t *testing.T) {
+	m := *ThisMachine
+	m.Clock = func() time.Duration { return time.Hour } // all come at once
+	l := &listener{p: &Provider{m: &m}, over: make(chan struct{})}
+	ask := func(i, n int) (answered int) {
+		for range n {
+			wait, ok := l.admit(netip.AddrFrom4([4]byte{10, 1, 0, byte(i)}))
+			if ok && wait == 0 {
+				answered++
+				l.busy-- // at once
+			}
+		}
+		return answered
+	}
+	for i := range maxWaiting / paceQueue {
+		ask(i, paceBurst+paceQueue)
+	}
+	if l.waiting != maxWaiting {
+		t.Fatalf("%d wait, want %d", l.waiting, maxWaiting)
+	}
+	if n := ask(200, paceBurst+1); n != paceBurst || l.waiting != maxWaiting {
+		t.Errorf("%d requests of another source are answered, want %d; %d wait", n, paceBurst, l.waiting)
 	}
 }
 
 // TestAsksWaitTheirTurn: of one source a burst is answered at once, some wait their turn, and
 // what is beyond has no answer, while another source is answered. Who waits when the listener ends
-// is refused.
+// has no answer.
 func TestAsksWaitTheirTurn(t *testing.T) {
 	w := newWorld(t, nil)
 	ln := w.listen(func(q transport.ConnRequest) { q.Reject([]byte("asked")) })

@@ -14,11 +14,12 @@ import (
 )
 
 const (
-	// maxAnswering is how many calls of accept of a listener there are at a time. A request
-	// beyond them is refused, and the peer tries again; one beyond its source's pace is not answered.
+	// maxAnswering is how many calls of accept of a listener there are at a time.
 	maxAnswering = 64
 	// maxWaiting is how many requests wait for their turn. Each keeps one of the places of those
-	// that are unanswered, of which a device has 1,024 (package roce/cm), from all others.
+	// that are unanswered, of which a device has 1,024 (package roce/cm), from all others. Some
+	// sources can take all of them, whether they may be peers or not: who need not wait is answered
+	// all the same.
 	maxWaiting = 256
 )
 
@@ -50,38 +51,34 @@ func (p *Provider) ListenOneSided(local netip.AddrPort, accept func(transport.Co
 	return l, nil
 }
 
-// ask is called on the reactor's thread, which accept may keep waiting.
+// ask is called on the reactor's thread, which accept may keep waiting. A request that has no turn has
+// no answer: many are of nobody knows whom, and may be in a peer's name, and refused for them a kernel
+// would give its path up, while without an answer it asks again.
 func (l *listener) ask(a Asked) {
-	wait, ok, fast := l.admit(a.RemoteAddr().Addr())
-	switch {
-	case fast:
-		// Whoever can send in a peer's name has that peer's pace taken: refused, a kernel would give its
-		// path up, and without an answer it asks again.
+	wait, ok := l.admit(a.RemoteAddr().Addr())
+	if !ok {
 		a.Forget()
-		return
-	case !ok:
-		a.Reject(nil)
 		return
 	}
 	l.p.m.Go(func() { l.call(a, wait) })
 }
 
-// admit says how long a request waits for its turn, and whether there is one: not if there are too
-// many, or if its source asks too fast.
-func (l *listener) admit(from netip.Addr) (wait time.Duration, ok, fast bool) {
+// admit says how long a request waits for its turn, and whether there is one: not if too many are
+// answered or have to wait as well, or if its source asks too fast.
+func (l *listener) admit(from netip.Addr) (wait time.Duration, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed || l.busy-l.waiting >= maxAnswering || l.waiting >= maxWaiting {
-		return 0, false, false
+	if l.closed || l.busy-l.waiting >= maxAnswering {
+		return 0, false
 	}
-	if wait, ok = l.pace.take(l.p.m.Clock(), from); !ok {
-		return 0, false, true
+	if wait, ok = l.pace.take(l.p.m.Clock(), from); !ok || wait > 0 && l.waiting >= maxWaiting {
+		return 0, false
 	}
 	l.busy++
 	if wait > 0 {
 		l.waiting++
 	}
-	return wait, true, false
+	return wait, true
 }
 
 // turn waits for the turn of a request, and reports whether it is to be answered.
@@ -109,7 +106,7 @@ func (l *listener) call(a Asked, wait time.Duration) {
 	}()
 	defer l.p.Guard.Recover(guard.Accept, func(error) { a.Reject(nil) })
 	if !l.turn(wait) {
-		a.Reject(nil)
+		a.Forget()
 		return
 	}
 	guard.Point("handshake")
