@@ -19,6 +19,7 @@ func (c *Conn) enter(now time.Duration) {
 		c.again, c.deadline = Never, Never
 		c.disarm()
 	case DreqSent:
+		c.retire()
 		c.forgetPeer()
 		if c.asker != nil {
 			c.makeRoom()
@@ -29,6 +30,7 @@ func (c *Conn) enter(now time.Duration) {
 		c.forgetPeer()
 		c.again, c.deadline = Never, now+m.cfg.TimeWait
 		c.arm()
+		c.retire()
 		if c.asker != nil {
 			c.makeRoom()
 		}

@@ -38,6 +38,7 @@ type Conn struct {
 	slot                int
 	beside              [numQueues]beside
 	queued              bool          // c is in Manager.waiting, and in that of its source
+	ended               bool          // c is in Manager.ended
 	pause, most         time.Duration // between repetitions: now, and at the most
 	patient             time.Duration // how long repetitions go on
 }

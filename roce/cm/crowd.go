@@ -14,6 +14,10 @@ import (
 // who reads what is sent to it can, stay for their time.
 //
 // Who sends in one peer's name alone has that one's share, of which the oldest makes room likewise.
+//
+// A connection that was one, and whose peer does not confirm its end, has its place for 73 s, and a
+// peer may have some hundred made a second. So of those that have ended the oldest makes room as well,
+// when all places are taken.
 
 // queue is a list of connections, oldest first.
 type queue struct {
@@ -25,6 +29,7 @@ type queue struct {
 const (
 	ofAll = iota
 	ofSource
+	ofEnded
 	numQueues
 )
 
@@ -76,7 +81,7 @@ func (m *Manager) ask(c *Conn) {
 	m.asked++
 }
 
-// makeRoom has c make room for others, and unwait has it not.
+// makeRoom has c make room for others that ask, and unwait has it not, nor as one that has ended.
 func (c *Conn) makeRoom() {
 	c.queued = true
 	c.m.waiting.push(c)
@@ -89,6 +94,16 @@ func (c *Conn) unwait() {
 		c.m.waiting.remove(c)
 		c.asker.waiting.remove(c)
 	}
+	if c.ended {
+		c.ended = false
+		c.m.ended.remove(c)
+	}
+}
+
+// retire has c, which has ended, make room for any other.
+func (c *Conn) retire() {
+	c.ended = true
+	c.m.ended.push(c)
 }
 
 // mayAsk reports whether there is room for a further request of a source, and makes it.

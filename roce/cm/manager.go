@@ -38,7 +38,7 @@ type Stats struct {
 	Forged    uint64 // messages that name a connection and come from elsewhere, or contradict it
 	Illegal   uint64 // messages that the state of their connection has no place for
 	Full      uint64 // requests for which there was no room; they are not answered, and come again
-	Crowded   uint64 // connections that made room for a request, because their peers had not confirmed them
+	Crowded   uint64 // connections that made room for another, because their peers had not confirmed them or they had ended
 	Stale     uint64 // connections that their peer had forgotten
 	NoService uint64 // requests for ports that nobody listens to
 
@@ -79,6 +79,7 @@ type Manager struct {
 	asked   int                   // connections that peers asked for and that are not established
 	askedBy map[netip.Addr]*asker // by source; none has none
 	waiting queue                 // of these, those that make room for others
+	ended   queue                 // all that have ended, which make room for any other
 	timers  timers
 
 	strangers time.Duration // when all answers to strangers have come back (mayAnswer)
@@ -106,7 +107,7 @@ func New(cfg Config, env Env, rnd *rand.Rand) (*Manager, error) {
 	}
 	return &Manager{
 		cfg: cfg, env: env, rnd: rnd,
-		byID: map[uint32]*Conn{}, byQPN: map[uint32]*Conn{}, byAsk: map[askKey]*Conn{}, byPeer: map[peerKey]*Conn{},
+		byID: map[uint32]*Conn{}, byQPN: map[uint32]*Conn{}, byAsk: map[askKey]*Conn{}, byPeer: map[peerKey]*Conn{}, ended: queue{by: ofEnded},
 		listen: map[uint16]struct{}{}, askedBy: map[netip.Addr]*asker{},
 	}, nil
 }
@@ -177,7 +178,7 @@ func (m *Manager) Dial(now time.Duration, local, remote netip.AddrPort, p Param)
 	if m.byQPN[p.QPN] != nil {
 		return nil, fmt.Errorf("%w: queue pair %d", ErrBusy, p.QPN)
 	}
-	if !m.room(peer) {
+	if !m.room(now, peer) {
 		return nil, ErrLimit
 	}
 	port := local.Port()
@@ -193,8 +194,8 @@ func (m *Manager) Dial(now time.Duration, local, remote netip.AddrPort, p Param)
 }
 
 // room reports whether there may be one connection more with peer, which is then charged.
-func (m *Manager) room(peer netip.Addr) bool {
-	return len(m.byID) < m.cfg.MaxConns && m.env.Charge(peer)
+func (m *Manager) room(now time.Duration, peer netip.Addr) bool {
+	return (len(m.byID) < m.cfg.MaxConns || m.crowdOut(now, &m.ended)) && m.env.Charge(peer)
 }
 
 // add makes a Conn, for which there is room.

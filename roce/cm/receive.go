@@ -104,7 +104,7 @@ func (m *Manager) receiveREQ(now time.Duration, peer netip.Addr, body []byte) {
 	}
 	// Requests for which there is no room are not refused: peers repeat them for longer than it
 	// takes to answer the others.
-	if !m.mayAsk(now, sourceOf(peer)) || !m.room(peer) {
+	if !m.mayAsk(now, sourceOf(peer)) || !m.room(now, peer) {
 		m.stats.Full++
 		return
 	}
