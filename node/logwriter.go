@@ -14,8 +14,8 @@ const logQueueBytes = 256 << 10
 
 // LogWriter takes log lines and never blocks: reactors log, and standard error may
 // be a pipe that nobody empties, or a file on a disk that stands still. Lines are
-// written by a goroutine that lives while there are any. What finds the queue full is
-// lost and counted, and the log says so when it goes on.
+// written by a goroutine that lives while there are any. What finds the queue full, or
+// cannot be written, is lost and counted, and the log says so when it goes on.
 type LogWriter struct {
 	w    io.Writer
 	lost *atomic.Uint64 // all there ever were; a counter of the node
@@ -55,27 +55,34 @@ func (l *LogWriter) Write(line []byte) (int, error) {
 // drain writes what is queued.
 func (l *LogWriter) drain(idle chan struct{}) {
 	defer close(idle)
-	for {
+	for said := true; ; { // the last word on what is missing could be written
 		l.mu.Lock()
 		lines, missing := l.lines, l.missing
-		l.lines, l.missing = nil, 0
-		if len(lines) == 0 && missing == 0 {
+		if len(lines) == 0 && (missing == 0 || !said) {
 			l.writing = false
 			l.mu.Unlock()
 			return
 		}
+		l.lines, l.missing = nil, 0
 		l.mu.Unlock()
-		n := 0
+		n, failed := 0, uint64(0)
 		for _, line := range lines {
-			_, _ = l.w.Write(line) // there is nowhere to say that it failed
+			if _, err := l.w.Write(line); err != nil {
+				failed++
+			}
 			n += len(line)
 		}
-		if missing > 0 {
+		if missing += failed; missing > 0 {
 			// Behind the lines that had a place: the others came after these.
-			fmt.Fprintf(l.w, "time=%s level=WARN msg=\"log lines were lost: nobody read the log\" lines=%d\n", time.Now().Format(time.RFC3339Nano), missing)
+			_, err := fmt.Fprintf(l.w, "time=%s level=WARN msg=\"log lines were lost: nobody read the log\" lines=%d\n", time.Now().Format(time.RFC3339Nano), missing)
+			if said = err == nil; said {
+				missing = 0
+			}
 		}
 		l.mu.Lock()
 		l.bytes -= n
+		l.missing += missing
+		l.lost.Add(failed)
 		l.mu.Unlock()
 	}
 }

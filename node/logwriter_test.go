@@ -2,6 +2,7 @@ package node
 
 import (
 	"bytes"
+	"errors"
 	"log/slog"
 	"strings"
 	"sync"
@@ -65,5 +66,42 @@ func TestLogWriterNeverBlocks(t *testing.T) {
 	w.Flush(20 * time.Second)
 	if !strings.Contains(s.b.String(), "and on") || w.bytes != 0 {
 		t.Errorf("the log does not go on; %d bytes are left in the account", w.bytes)
+	}
+}
+
+// gone is a writer whose reader is not there for a while.
+type gone struct {
+	bytes.Buffer
+	away bool
+}
+
+func (g *gone) Write(p []byte) (int, error) {
+	if g.away {
+		return 0, errors.New("nobody is there")
+	}
+	return g.Buffer.Write(p)
+}
+
+// Lines that cannot be written are lost as those are that find no room, and named when the
+// log goes on.
+func TestLogWriterCountsFailures(t *testing.T) {
+	g := &gone{away: true}
+	w := NewLogWriter(g)
+	log := slog.New(slog.NewTextHandler(w, nil))
+	for range 3 {
+		log.Info("a line like any other")
+		w.Flush(30 * time.Second)
+	}
+	if lost := w.lost.Load(); lost != 3 || w.bytes != 0 {
+		t.Errorf("of 3 lines %d are lost, %d bytes are left in the account", lost, w.bytes)
+	}
+	g.away = false
+	log.Info("and on")
+	w.Flush(30 * time.Second)
+	if out := g.String(); !strings.Contains(out, "and on") || !strings.Contains(out, "log lines were lost: nobody read the log\" lines=3\n") {
+		t.Errorf("the log has %q", out)
+	}
+	if lost := w.lost.Load(); lost != 3 || w.missing != 0 {
+		t.Errorf("%d lines are lost, %d to be named", lost, w.missing)
 	}
 }

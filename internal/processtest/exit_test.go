@@ -1,14 +1,20 @@
 package processtest
 
 import (
+	"bufio"
+	"errors"
+	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/sdk/go/rdsdtest"
 )
 
 const (
@@ -128,6 +134,40 @@ func TestHangupDuringTheStart(t *testing.T) {
 	}
 	w.Close()
 	p.says("serving")
+	p.signal(syscall.SIGTERM)
+	if code := p.exit(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+// TestLogReaderEnds: who reads the log may end. The daemon goes on, and counts what it could
+// not write.
+func TestLogReaderEnds(t *testing.T) {
+	d := dir(t)
+	pipe := filepath.Join(d, "log")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := run(t, []string{"sh", "-c", `exec "$0" "$@" 2>` + pipe}, serveArgs(t, d)...)
+	r, err := os.Open(pipe) // returns when the daemon has it
+	if err != nil {
+		t.Fatal(err)
+	}
+	for s := bufio.NewScanner(r); s.Scan() && !strings.Contains(s.Text(), "serving"); {
+	}
+	r.Close()
+	p.signal(syscall.SIGHUP) // it has something to say
+	eventually(t, "a lost line is counted", func() error {
+		out, err := exec.Command(rdsdtest.Binary(t), "--socket", filepath.Join(d, "s"), "counters", "--nonzero").CombinedOutput()
+		if err == nil && !strings.Contains(string(out), "log_lost") {
+			err = errors.New("it is not")
+		}
+		if err != nil {
+			return fmt.Errorf("%w\n%s", err, out)
+		}
+		return nil
+	})
+	warm(t, filepath.Join(d, "s"))
 	p.signal(syscall.SIGTERM)
 	if code := p.exit(); code != 0 {
 		t.Errorf("exit code %d", code)

@@ -37,8 +37,9 @@ runs does, the rest is named in the log; a wrong file changes nothing.`,
   rdsd serve --config /etc/rdsd/rdsd.toml --check`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			hangups := make(chan os.Signal, 1)
-			if !check { // from the first moment: by itself the signal ends a process
+			if !check { // from the first moment: by itself each of these ends a process
 				signal.Notify(hangups, syscall.SIGHUP)
+				signal.Ignore(syscall.SIGPIPE) // whoever read the log has ended
 			}
 			load := config.LoadOptions{File: file, Env: os.Environ(), Flags: flags}
 			cfg, err := checkedConfig(load)
