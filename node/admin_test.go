@@ -10,11 +10,14 @@ import (
 	"time"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/await"
 	"github.com/rdsd/rdsd/internal/stats"
 	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/client"
+	"github.com/rdsd/rdsd/node/client/clienttest"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/shm"
 )
 
 // pair is two nodes with a socket each and a datagram delivered.
@@ -138,6 +141,37 @@ func TestAdminQueueAndCancel(t *testing.T) {
 	q.SetKind(rdsdv1.QueueKind_QUEUE_KIND_UNSPECIFIED)
 	if r, err := admin.ListQueue(testContext(t), q); err != nil || len(r.GetDatagram()) != 0 {
 		t.Errorf("queue after cancel %v, %v", r, err)
+	}
+}
+
+// TestAdminCancelIsAPoint: an administrator's cancel, as the socket's own, is about everything
+// posted before it, also what the engine has no room for, and about nothing that comes later.
+func TestAdminCancelIsAPoint(t *testing.T) {
+	cfg := startNodes(t, 1, nil)[0]
+	r := clienttest.AttachRing(t, cfg, bindTo(cfg.RDS.Addresses[0], 0))
+	defer r.Close()
+	var tag uint64
+	r.Post(t, clienttest.Nobody, 60, 4096, &tag)
+	c := &rdsdv1.CancelSentRequest{}
+	c.SetLocal(r.Bound.GetLocal())
+	c.SetDestination(client.EndpointPB(clienttest.Nobody))
+	if _, err := rdsdv1.NewAdminClient(dial(t, cfg)).CancelSent(testContext(t), c); err != nil {
+		t.Fatal(err)
+	}
+	posted, got := int(tag), 0
+	r.Post(t, clienttest.Nobody, 3, 5, &tag)
+	await.Until(t, 30*time.Second, "each is told to be cancelled", func() bool {
+		for kind, k := range r.Outcomes(t) {
+			if kind != shm.Cancelled {
+				t.Fatalf("%d datagrams ended with %d", k, kind)
+			}
+			got += k
+		}
+		return got >= posted
+	})
+	r.Ask(t, clienttest.CancelOf(1, clienttest.Nobody))
+	if res := r.Answer(t).GetCancelResult(); got != posted || res.GetCancelled() != 15 {
+		t.Errorf("%d of %d are cancelled; of the 15 posted later %d were left", got, posted, res.GetCancelled())
 	}
 }
 

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"context"
 	"net"
 	"net/netip"
 	"sync"
@@ -10,6 +11,7 @@ import (
 	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/datagram"
 	"github.com/rdsd/rdsd/rds"
+	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/shm"
 )
 
@@ -96,6 +98,39 @@ func End(s *rds.Socket, err error) bool {
 		return false
 	}
 	return true
+}
+
+// Cancel is cancel_sent_to on a socket at h, by somebody else than its client. What stands in
+// a ring has been sent as well: it is cancelled as it is taken, and not counted.
+func Cancel(ctx context.Context, h *datagram.Local, s *rds.Socket, dst netip.AddrPort) (cancelled, begun int, err error) {
+	r, ok := s.Options().Data.(*ringSock)
+	if !ok {
+		_, now := h.Lock()
+		defer h.Unlock()
+		return s.Cancel(now, dst)
+	}
+	type result struct {
+		cancelled, begun int
+		err              error
+	}
+	done := make(chan result, 1)
+	r.react.DoFor(r, func() {
+		res := result{err: rdserr.ErrClosed}
+		_, now := h.Lock()
+		if r.sock == s && !r.closed {
+			if res.err = r.mark(dst, r.End.Posted()); res.err == nil {
+				res.cancelled, res.begun, res.err = s.Cancel(now, dst)
+			}
+		}
+		h.Unlock()
+		done <- res
+	})
+	select {
+	case res := <-done:
+		return res.cancelled, res.begun, res.err
+	case <-ctx.Done():
+		return 0, 0, ctx.Err()
+	}
 }
 
 // ringBytes tells what the region of a client's socket takes, and what it may take; ok is

@@ -215,8 +215,11 @@ func (c *ringControl) resume() bool {
 
 func (r *ringSock) carryOut(in *inMsg) error {
 	if in.msg.WhichBody() == rdsdv1.ClientMessage_Cancel_case {
-		if err := r.mark(in.msg.GetCancel()); err != nil {
-			return err
+		dst, err := Endpoint("cancel.destination", in.msg.GetCancel().GetDestination())
+		if err == nil { // else whoever carries it out says so
+			if err := r.mark(dst, r.point); err != nil {
+				return err
+			}
 		}
 	}
 	if err := r.s.control(in.msg); err != nil {
@@ -261,8 +264,8 @@ func (r *ringSock) reach() (there, more bool) {
 	return int64(r.point-r.End.Taking()) <= 0, true
 }
 
-// cancelMark is a Cancel whose point could not be reached: what is taken later and was
-// posted before it is cancelled then.
+// cancelMark is a Cancel whose point could not be reached, or an administrator's, which does
+// not wait for that: what is taken later and was posted before it is cancelled then.
 type cancelMark struct {
 	dst    netip.AddrPort // port 0: every port
 	before uint64
@@ -274,23 +277,20 @@ func (r *ringSock) findMark(dst netip.AddrPort) (int, bool) {
 }
 
 // mark notes a Cancel for what stands before its point and could not be taken.
-func (r *ringSock) mark(c *rdsdv1.Cancel) error {
-	if int64(r.point-r.End.Taking()) <= 0 {
-		r.marks = nil
+func (r *ringSock) mark(dst netip.AddrPort, point uint64) error {
+	if int64(point-r.End.Taking()) <= 0 {
 		return nil
-	}
-	dst, err := Endpoint("cancel.destination", c.GetDestination())
-	if err != nil {
-		return nil // whoever carries it out says so
 	}
 	i, found := r.findMark(dst)
 	switch {
 	case found:
-		r.marks[i].before = r.point
+		if m := &r.marks[i]; int64(point-m.before) > 0 { // an administrator's may be later than the client's own
+			m.before = point
+		}
 	case len(r.marks) >= int(r.reg.Flows):
 		return rdserr.With(rdserr.ErrTooMany, "cancels to %d destinations wait for descriptors that cannot be taken", len(r.marks))
 	default:
-		r.marks = slices.Insert(r.marks, i, cancelMark{dst, r.point})
+		r.marks = slices.Insert(r.marks, i, cancelMark{dst, point})
 	}
 	return nil
 }

@@ -172,15 +172,13 @@ func (a *adminServer) CancelSent(ctx context.Context, r *rdsdv1.CancelSentReques
 	if err != nil {
 		return nil, err
 	}
-	e, now := h.Lock()
+	e, _ := h.Lock()
 	s := e.Socket(local.Port())
-	var cancelled, begun int
-	if s == nil {
-		err = rdserr.With(rdserr.ErrNotFound, "no socket is bound to %v", local)
-	} else {
-		cancelled, begun, err = s.Cancel(now, dst)
-	}
 	h.Unlock()
+	if s == nil {
+		return nil, rdserr.With(rdserr.ErrNotFound, "no socket is bound to %v", local)
+	}
+	cancelled, begun, err := client.Cancel(ctx, h, s, dst)
 	if err != nil {
 		return nil, err
 	}

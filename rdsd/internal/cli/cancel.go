@@ -16,7 +16,8 @@ func (a *app) cancelCmd() *cobra.Command {
 		Short: "cancel what a socket has queued to one destination",
 		Long: `Drop the datagrams the socket bound to --from has queued to --to (port 0: to
 every port of that address). Those that have begun to leave cannot be called
-back; the sender learns their true outcome. Needs root, the daemon's user or a
+back; the sender learns their true outcome. What stands in the socket's rings and
+was not taken yet is cancelled as well, and not counted. Needs root, the daemon's user or a
 configured administrator; applications use cancel_sent_to on their own socket.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if from == "" || to == "" {
