@@ -6,13 +6,17 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/internal/unixsock"
+	"github.com/rdsd/rdsd/rdserr"
 )
 
 // fdStream is a non-blocking socket that a reactor watches. Its calls cannot block, so the
 // runtime's scheduler need not know of them.
 type fdStream struct {
-	riov [2]unix.Iovec // of the reader
-	wiov []unix.Iovec  // of the writer
+	looks bool          // before a read: a client may pass descriptors
+	riov  [2]unix.Iovec // of the reader
+	wiov  []unix.Iovec  // of the writer
 
 	// fd is used without mu by reader and writer, which are gone when it is closed.
 	mu sync.Mutex
@@ -31,11 +35,22 @@ func (s *fdStream) end() {
 	}
 }
 
+// close closes the descriptor, which takes as long as the last close of what the client has
+// passed and nobody has received.
 func (s *fdStream) close() {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	unix.Close(s.fd)
+	fd := s.fd
 	s.fd = -1
+	s.mu.Unlock()
+	unix.Close(fd)
+}
+
+// takesRights reports whether a client may pass descriptors over fd: a Unix socket of a kernel
+// that cannot refuse them. To read them, though nobody asks for them, closes them, and who passed
+// one decides how long its last close takes.
+func takesRights(fd int) bool {
+	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
+	return err == nil && domain == unix.AF_UNIX && !unixsock.RefuseRights(fd)
 }
 
 func (s *fdStream) read(a, b []byte) (int, error) {
@@ -47,12 +62,45 @@ func (s *fdStream) read(a, b []byte) (int, error) {
 			k++
 		}
 	}
-	n, err := rawVectored(unix.SYS_READV, s.fd, s.riov[:k])
+	n, err := 1, error(nil)
+	if s.looks {
+		n, err = s.look(k)
+	}
+	if n > 0 && err == nil {
+		n, err = rawVectored(unix.SYS_READV, s.fd, s.riov[:k])
+	}
 	s.riov = [2]unix.Iovec{}
 	if n == 0 && err == nil {
 		err = io.EOF
 	}
 	return n, err
+}
+
+// look fills the first k pieces of riov with what has come, leaves it in the socket, and cuts
+// them to that: it brings no descriptors. The kernel does not tell that of bytes it has not
+// copied, so they are copied twice.
+func (s *fdStream) look(k int) (int, error) {
+	h := unix.Msghdr{Iov: &s.riov[0]}
+	h.SetIovlen(k)
+	for {
+		n, _, e := unix.RawSyscall(unix.SYS_RECVMSG, uintptr(s.fd), uintptr(unsafe.Pointer(&h)), unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		switch {
+		case e == unix.EINTR:
+			continue
+		case e != 0:
+			return 0, e
+		case h.Flags&unix.MSG_CTRUNC != 0:
+			return 0, rdserr.With(rdserr.ErrProtocol, "the client passed descriptors, which nobody asked for")
+		}
+		left := n
+		for i := range s.riov[:k] {
+			v := &s.riov[i]
+			there := min(left, uintptr(v.Len))
+			v.SetLen(int(there))
+			left -= there
+		}
+		return int(n), nil
+	}
 }
 
 func (s *fdStream) write(v [][]byte, _ bool) (int, error) {

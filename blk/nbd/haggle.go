@@ -30,6 +30,7 @@ type agreed struct {
 	x          *export // nil: the client aborted
 	structured bool
 	allocation bool // base:allocation, for this export
+	driver     bool // it was not agreed: the client is the kernel's driver
 }
 
 // haggling is a negotiation under way.

@@ -59,7 +59,7 @@ func newLoop(c *conn, nc net.Conn, r *reactor.Reactor) *loop {
 	}
 	nc.Close()
 	setSendBuffer(fd)
-	l := &loop{c: c, r: r, s: &fdStream{fd: fd}, ended: make(chan error, 1)}
+	l := &loop{c: c, r: r, s: &fdStream{fd: fd, looks: takesRights(fd)}, ended: make(chan error, 1)}
 	l.timer = r.NewTimer(l.late).For(l)
 	l.turnFn, l.resumeFn, l.sendFn = l.turn, l.resume, l.send
 	return l

@@ -237,9 +237,12 @@ func (s *Server) with(h *session, do func(*conn)) {
 	s.mu.Unlock()
 	if c != nil {
 		do(c)
-	} else {
-		h.nc.Close()
+		return
 	}
+	go func() { // ends with the connection: Close waits for a read that drops a descriptor which the client has passed
+		defer s.opts.Guard.Recover(guard.Volume, nil)
+		h.nc.Close()
+	}()
 }
 
 // Serve accepts connections until the listener is closed. It returns nil after
@@ -320,12 +323,15 @@ func (s *Server) serveKernel(nc net.Conn, name string, atEnd func(*conn)) error 
 		nc.Close()
 		return err
 	}
-	return s.transmission(h, &agreed{x: x}, atEnd)
+	return s.transmission(h, &agreed{x: x, driver: true}, atEnd)
 }
 
 func (s *Server) transmission(h *session, g *agreed, atEnd func(*conn)) error {
 	c := newConn(s, h.nc, g.x)
 	c.structured, c.allocation, c.atEnd, c.charge = g.structured, g.allocation, atEnd, h.charge
+	if g.driver && c.loop != nil {
+		c.loop.s.looks = false // it passes no descriptors
+	}
 	s.mu.Lock()
 	h.x, h.c = g.x, c
 	gone, left := s.stopping || s.exports[g.x.Name] != g.x, s.leaving

@@ -74,7 +74,7 @@ var arrows = []struct {
 	{"rtrs", []string{"transport", "wire/rtrs", "rdserr"}},
 	{"blk", []string{"rdserr", "internal/eintr", "internal/guard"}},
 	{"blk/blktest", []string{"blk", "rdserr"}},
-	{"blk/nbd", []string{"blk", "rdserr", "internal/accept", "internal/guard", "internal/reactor"}},
+	{"blk/nbd", []string{"blk", "rdserr", "internal/accept", "internal/guard", "internal/reactor", "internal/unixsock"}},
 	{"rnbd", []string{"rtrs", "blk", "wire/rtrs", "wire/rnbd", "rdserr"}},
 
 	// The shell.

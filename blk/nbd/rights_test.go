@@ -1,0 +1,221 @@
+package nbd
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/internal/reactor"
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// takeRights has a socket take descriptors, as every one does before Linux 6.16.
+func takeRights(fd int) {
+	const soPassRights = 83
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, soPassRights, 1) // older kernels do not know it
+}
+
+func openFDs(t *testing.T) int {
+	t.Helper()
+	l, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(l)
+}
+
+// TestLookFirst: with a look first a stream reads what it reads without, but for what
+// brings descriptors, of which it reads nothing.
+func TestLookFirst(t *testing.T) {
+	p, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(p[0])
+	s := &fdStream{fd: p[1], looks: true}
+	defer s.close()
+	takeRights(p[1])
+	send := func(b string, fds ...int) {
+		t.Helper()
+		var rights []byte
+		if len(fds) > 0 {
+			rights = unix.UnixRights(fds...)
+		}
+		if err := unix.Sendmsg(p[0], []byte(b), rights, nil, unix.MSG_DONTWAIT); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a, b := make([]byte, 4), make([]byte, 3)
+	want := func(in, inA, inB string) {
+		t.Helper()
+		clear(a)
+		clear(b)
+		if n, err := s.read(a, b); err != nil || n != len(inA)+len(inB) || string(a[:len(inA)]) != inA || string(b[:len(inB)]) != inB {
+			t.Errorf("of %q: %d, %v; %q %q", in, n, err, a, b)
+		}
+	}
+	if n, err := s.read(a, b); err != errAgain {
+		t.Errorf("of nothing: %d, %v", n, err)
+	}
+	send("abc")
+	want("abc", "abc", "")
+	send("abcd")
+	send("efghij")
+	want("abcdefghij", "abcd", "efg")
+	want("hij", "hij", "")
+	before := openFDs(t)
+	send("abc")
+	send("d", p[0])
+	for range 2 { // it stays so
+		if n, err := s.read(a, b); !errors.Is(err, rdserr.ErrProtocol) || n != 0 {
+			t.Errorf("of what brings a descriptor: %d, %v", n, err)
+		}
+	}
+	if now := openFDs(t); now != before {
+		t.Errorf("%d descriptors are open, %d were", now, before)
+	}
+
+	q, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	over := &fdStream{fd: q[1], looks: true}
+	defer over.close()
+	unix.Close(q[0])
+	if n, err := over.read(a, b); err != io.EOF {
+		t.Errorf("at the end: %d, %v", n, err)
+	}
+}
+
+// lingering is a TCP socket whose last close takes as long as far is open: it has unsent
+// data and SO_LINGER.
+func lingering(t testing.TB) (fd int, far net.Conn) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
+		t.Fatal(err)
+	}
+	to := l.Addr().(*net.TCPAddr)
+	if err = unix.Connect(fd, &unix.SockaddrInet4{Port: to.Port, Addr: [4]byte(to.IP.To4())}); err == nil {
+		far, err = l.Accept()
+	}
+	if err == nil {
+		err = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 3600})
+	}
+	if err == nil {
+		err = unix.SetNonblock(fd, true)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { far.Close() })
+	for full := make([]byte, 1<<20); err == nil; {
+		_, err = unix.Write(fd, full)
+	}
+	return fd, far
+}
+
+// pass sends b with a lingering descriptor.
+func (c *client) pass(b []byte) (far net.Conn) {
+	c.t.Helper()
+	fd, far := lingering(c.t)
+	raw, err := c.nc.(*net.UnixConn).SyscallConn()
+	if err == nil {
+		raw.Control(func(sock uintptr) { err = unix.Sendmsg(int(sock), b, unix.UnixRights(fd), nil, 0) })
+	}
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	go unix.Close(fd) // whoever closes last, it or the server, waits for far
+	return far
+}
+
+// TestRightsEndOne: a client that passes a descriptor, whose last close takes as long as the
+// client likes, is ended where the kernel cannot refuse it. Neither it nor one that passes it
+// while it negotiates holds up others of the reactor or, longer than they wait, those who stop
+// the server.
+func TestRightsEndOne(t *testing.T) {
+	if testReactor == nil {
+		return // the suite runs a second time, on a reactor
+	}
+	s, err := NewServer(Options{Reactor: testReactor})
+	if err == nil {
+		err = s.Add(Export{Device: memory(t, 1<<20)})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(l) }()
+	hostile, other := enter(t, l.Addr().String(), "", false), enter(t, l.Addr().String(), "", false)
+	for _, c := range []*client{hostile, other} {
+		if r := c.do(cmdRead, 0, 0, 512, nil); r.value != 0 {
+			t.Fatal(r)
+		}
+	}
+	s.mu.Lock()
+	for h := range s.sessions {
+		onThreadOf(testReactor, func() {
+			takeRights(h.c.loop.s.fd)
+			h.c.loop.s.looks = true
+		})
+	}
+	s.mu.Unlock()
+
+	early := dialClient(t, l.Addr().String())
+	early.recv(18) // the greeting
+	far := early.pass(make([]byte, 4))
+	far2 := hostile.pass(command(cmdRead, 0, 1, 0, 512, nil))
+	hostile.wantEnd("after passing a descriptor")
+	if r := other.do(cmdRead, 0, 0, 512, nil); r.value != 0 {
+		t.Errorf("another client: %v", r)
+	}
+	other.send(command(cmdDisc, 0, 0, 0, 0, nil))
+	other.wantEnd("after disconnecting")
+	stopped := make(chan error, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+		defer cancel()
+		stopped <- s.Shutdown(ctx)
+	}()
+	select {
+	case err := <-stopped:
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("the server stopped before its last connection was closed: %v", err)
+		}
+	case <-time.After(30 * time.Second):
+		t.Error("who stops the server waits for a descriptor of a client's")
+	}
+	far.Close()
+	far2.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	if err := s.Shutdown(ctx); err != nil {
+		t.Error(err)
+	}
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+}
+
+// onThreadOf runs f on the thread of a reactor.
+func onThreadOf(r *reactor.Reactor, f func()) {
+	done := make(chan struct{})
+	r.Do(func() { f(); close(done) })
+	<-done
+}
