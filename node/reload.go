@@ -8,6 +8,7 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 	"golang.org/x/sys/unix"
 
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/node/config"
 )
 
@@ -23,12 +24,18 @@ func (n *Node) ReloadFrom(o config.LoadOptions) {
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &t); err == nil {
 		notify(n.deps.Log, fmt.Sprintf("%s\nMONOTONIC_USEC=%d", daemon.SdNotifyReloading, t.Nano()/1000))
 	}
-	next, err := config.Load(o)
-	if err == nil {
-		err = n.Reload(next)
-	}
+	err := n.deps.Guard.Do(guard.Task, func() {
+		guard.Point("reload")
+		next, err := config.Load(o)
+		if err == nil {
+			err = n.Reload(next)
+		}
+		if err != nil {
+			n.deps.Log.Error("the configuration was not reloaded: it stays as it is", "error", err)
+		}
+	})
 	if err != nil {
-		n.deps.Log.Error("the configuration was not reloaded: it stays as it is", "error", err)
+		n.deps.Log.Error("the configuration was reloaded in part, if at all", "error", err)
 	}
 	notify(n.deps.Log, daemon.SdNotifyReady)
 }

@@ -35,6 +35,7 @@ var Points = []string{
 	"handshake",    // and one for volumes
 	"restore",      // a mapping that is brought up again
 	"save",         // persistent state is written
+	"reload",       // the configuration is read anew
 	"page",         // a request to the page for monitoring
 	"collect",      // metrics are read
 	"step",         // a step of an engine, with its lock

@@ -140,6 +140,33 @@ func TestHangupDuringTheStart(t *testing.T) {
 	}
 }
 
+// TestReloadStandsStill: a daemon ends in order also while its configuration cannot be read
+// to its end. The file is a pipe, whose writer says nothing.
+func TestReloadStandsStill(t *testing.T) {
+	d := dir(t)
+	pipe := filepath.Join(d, "c.toml")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := run(t, nil, serveArgs(t, d, "--config", pipe)...)
+	if err := os.WriteFile(pipe, []byte("version = 1\n"), 0); err != nil {
+		t.Fatal(err)
+	}
+	p.says("serving")
+	p.signal(syscall.SIGHUP)
+	eventually(t, "the file is opened again", func() error {
+		fd, err := unix.Open(pipe, unix.O_WRONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+		if err == nil {
+			t.Cleanup(func() { unix.Close(fd) })
+		}
+		return err
+	})
+	p.signal(syscall.SIGTERM)
+	if code := p.exit(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
 // TestLogReaderEnds: who reads the log may end. The daemon goes on, and counts what it could
 // not write.
 func TestLogReaderEnds(t *testing.T) {

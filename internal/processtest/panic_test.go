@@ -139,7 +139,7 @@ func (p *pair) useVolumes() (errs []error) {
 func TestPanicsAreContained(t *testing.T) {
 	for point, what := range map[string]string{
 		"call": "call", "decode": "call", "stream": "socket", "client": "socket", "ring.bell": "socket", "ring.control": "socket",
-		"link.ready": "link", "dial": "dial", "accept": "accept", "page": "page", "collect": "page",
+		"reload": "task", "link.ready": "link", "dial": "dial", "accept": "accept", "page": "page", "collect": "page",
 		"volume.link": "link", "handshake": "accept", "nbd.haggle": "volume", "nbd.ready": "volume", "save": "task",
 		"nbd.send": "volume", "nbd.look": "volume", "store.read": "volume", "store.work": "volume", "store.sync": "volume", "store.memory": "volume",
 	} {
@@ -149,6 +149,9 @@ func TestPanicsAreContained(t *testing.T) {
 			p.a.says("serving")
 			volumes := what == "volume" || point == "volume.link" || point == "handshake" || point == "save"
 			all := func() []error {
+				if point == "reload" {
+					p.a.signal(syscall.SIGHUP)
+				}
 				if volumes {
 					return append(p.use(), p.useVolumes()...)
 				}

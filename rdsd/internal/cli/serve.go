@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/signal"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -98,8 +97,8 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, load config.LoadOpt
 	node.TuneMemory(cfg)
 	defer context.AfterFunc(ctx, a.stopSignals)()
 	over := make(chan struct{})
-	var reloads sync.WaitGroup
-	reloads.Go(func() { // ends with the node
+	defer close(over)
+	go func() { // ends with the node, and nobody waits for it: the file may be on a disk that stands still
 		for {
 			select {
 			case <-hangups:
@@ -108,10 +107,8 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, load config.LoadOpt
 				return
 			}
 		}
-	})
+	}()
 	err = n.Run(ctx)
-	close(over)
-	reloads.Wait()
 	if err == nil {
 		return nil
 	}
