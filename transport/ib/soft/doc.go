@@ -15,7 +15,8 @@
 // socket each. Kernels take any; switches and cards that spread connections by their source
 // ports see one connection between two addresses.
 //
-// Goroutines: one for each device, which watches the machine's interfaces and is ended by Close.
+// Goroutines: one for each device, which watches the machine's interfaces and is ended by Close;
+// one for a moment for memory that is unmapped.
 // Locks: Device.mu, and socket.mu, which keeps the descriptor open during a call; neither is
 // held while a handler is called, and Device.mu not during a system call that moves packets. The
 // guard of a domain (ib.Domain) and Config.Charge are called with Device.mu held.

@@ -67,7 +67,7 @@ func (d *Device) real() *Machine {
 		NewTimer: func(f func()) Timer {
 			return d.cfg.Reactor.NewTimer(f).For(d)
 		},
-		Memory: mapped,
+		Memory: d.mapped,
 		Interface: func() (string, int, error) {
 			var p port
 			var err error

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/roce"
 	"github.com/rdsd/rdsd/roce/cm"
 	"github.com/rdsd/rdsd/transport/ib"
@@ -22,13 +23,19 @@ func (d *Device) Memory(n int) (b []byte, release func(), err error) {
 	return d.m.Memory(n)
 }
 
-// mapped is memory whose pages are given back by release.
-func mapped(n int) (b []byte, release func(), err error) {
+// mapped is memory whose pages are given back by release, in a goroutine: links end on reactors,
+// and the peer's offer decides how many pages there are.
+func (d *Device) mapped(n int) (b []byte, release func(), err error) {
 	b, err = unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return nil, nil, os.NewSyscallError("mmap", err)
 	}
-	return b, func() { _ = unix.Munmap(b) }, nil
+	return b, func() {
+		go func() { // ends with the call
+			defer d.cfg.Guard.Recover(guard.Link, nil)
+			_ = unix.Munmap(b)
+		}()
+	}, nil
 }
 
 // Adopt does nothing: packets are made of any memory.
