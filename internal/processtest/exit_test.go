@@ -200,3 +200,29 @@ func TestLogReaderEnds(t *testing.T) {
 		t.Errorf("exit code %d", code)
 	}
 }
+
+// TestDemoReaderEnds: a demo that nobody reads any more ends, and leaves nothing behind.
+func TestDemoReaderEnds(t *testing.T) {
+	d, temp := dir(t), dir(t)
+	pipe := filepath.Join(d, "out")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := run(t, []string{"env", "TMPDIR=" + temp, "sh", "-c", `exec "$0" "$@" >` + pipe}, "demo", "--plain")
+	r, err := os.Open(pipe) // returns when the demo has it
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := bufio.NewScanner(r)
+	if !s.Scan() {
+		t.Error("it says nothing")
+	}
+	if left, err := os.ReadDir(temp); err != nil || len(left) == 0 {
+		t.Errorf("it has no directory: %v", err)
+	}
+	r.Close()
+	p.exit()
+	if left, err := os.ReadDir(temp); err != nil || len(left) > 0 {
+		t.Errorf("it has left %v, %v", left, err)
+	}
+}

@@ -2,6 +2,8 @@ package cli
 
 import (
 	"fmt"
+	"os/signal"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -30,7 +32,10 @@ nothing behind.`,
 				c.TTY = true
 				c.Width, _, _ = term.GetSize(int(f.Fd()))
 			}
-			sum, err := demo.Run(cmd.Context(), c)
+			// By itself the signal ends a process; without a reader it ends in order, and its directory goes.
+			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGPIPE)
+			defer stop()
+			sum, err := demo.Run(ctx, c)
 			if err != nil {
 				return err
 			}
