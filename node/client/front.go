@@ -128,6 +128,8 @@ func Cancel(ctx context.Context, h *datagram.Local, s *rds.Socket, dst netip.Add
 	select {
 	case res := <-done:
 		return res.cancelled, res.begun, res.err
+	case <-r.react.Done(): // its sockets have ended with it
+		return 0, 0, rdserr.ErrClosed
 	case <-ctx.Done():
 		return 0, 0, ctx.Err()
 	}
