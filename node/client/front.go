@@ -106,8 +106,9 @@ func Cancel(ctx context.Context, h *datagram.Local, s *rds.Socket, dst netip.Add
 	r, ok := s.Options().Data.(*ringSock)
 	if !ok {
 		_, now := h.Lock()
-		defer h.Unlock()
-		return s.Cancel(now, dst)
+		cancelled, begun, err = s.Cancel(now, dst)
+		h.Unlock()
+		return cancelled, begun, err
 	}
 	type result struct {
 		cancelled, begun int
