@@ -1,8 +1,10 @@
 package shm
 
 import (
+	"context"
 	"errors"
 	"io"
+	"path/filepath"
 	"runtime"
 	"testing"
 
@@ -40,5 +42,40 @@ func TestEndTakesNoPacket(t *testing.T) {
 	made = 0
 	if !c.tryReceive(uintptr(pair[0])) || !errors.Is(c.got.err, io.EOF) || c.held != nil || made != 0 {
 		t.Errorf("the end: %v, memory taken %d times", c.got.err, made)
+	}
+}
+
+// What the other end wrote before it closed is read, also when it left something of ours unread.
+func TestLastMessagesAreRead(t *testing.T) {
+	l, err := Listen(filepath.Join(t.TempDir(), "s"), 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c, err := Dial(context.Background(), l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	far, err := l.AcceptConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.WriteMessage([]byte("unread")); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range []string{"one", "two"} {
+		if err := far.WriteMessage([]byte(m)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	far.Close()
+	for _, want := range []string{"one", "two"} {
+		if m, _, err := c.ReadMessage(); err != nil || string(m) != want {
+			t.Fatalf("%q, %v, want %q", m, err, want)
+		}
+	}
+	if _, _, err := c.ReadMessage(); err != io.EOF {
+		t.Errorf("the end: %v", err)
 	}
 }

@@ -176,7 +176,9 @@ func (c *Conn) tryReceive(fd uintptr) bool {
 			g.err = c.costly(costly)
 			return true
 		}
-		if g.err == unix.EINTR {
+		// A reset, once: the other end has closed with something of ours unread. What it had
+		// written is still here.
+		if g.err == unix.EINTR || g.err == unix.ECONNRESET {
 			continue
 		}
 		if g.err == unix.EAGAIN {

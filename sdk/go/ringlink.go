@@ -152,8 +152,9 @@ func (r *rings) ask(conn *shm.Conn, m proto.Message, wanted func(*rdsdv1.ServerM
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := conn.WriteMessage(out); err != nil {
-		return nil, nil, rdserr.With(rdserr.ErrShutdown, "the daemon at %s: %v", r.path, err)
+	// A daemon that has closed may have said why before.
+	if conn.WriteMessage(out) != nil {
+		_ = conn.CloseWrite()
 	}
 	in, fds, err := conn.ReadMessage()
 	if err != nil {
@@ -349,8 +350,8 @@ func (l *ringLink) write() {
 		if err == nil {
 			err = l.conn.WriteMessage(out)
 		}
-		if err != nil { // the reader sees why
-			l.hangUp()
+		if err != nil { // the daemon ends the connection then, and the reader sees why
+			_ = l.conn.CloseWrite()
 		}
 		mu.Lock()
 	}

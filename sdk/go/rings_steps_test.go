@@ -23,8 +23,8 @@ import (
 	"github.com/rdsd/rdsd/shm"
 )
 
-// A message that cannot be written ends the link: who waits for its answer would wait
-// for ever.
+// A message that cannot be written ends the link, once what the daemon has said is read: who
+// waits for its answer would wait for ever.
 func TestRingLinkThatCannotWrite(t *testing.T) {
 	l, err := shm.Listen(filepath.Join(t.TempDir(), "s"), 0o600)
 	if err != nil {
@@ -39,23 +39,18 @@ func TestRingLinkThatCannotWrite(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer theirs.Close()
-	if err := theirs.CloseRead(); err != nil {
-		t.Fatal(err)
-	}
+	sayClosing(theirs, closing(syscall.ECANCELED, "dismissed"))
+	theirs.Close()
 	link := &ringLink{r: &rings{Socket: &Socket{}}, conn: ours, region: linkOf(newRingDaemon(t).bindRing(localAddr)).region,
 		down: make(chan struct{}), stop: func() bool { return true }}
 	link.refs.Store(2)
-	done := goErr(link.read)
-	link.r.mu.Lock()
 	link.ctl.push(&rdsdv1.ClientMessage{})
 	m := &rdsdv1.ClientMessage{}
 	m.SetFlush(&rdsdv1.Flush{})
 	m.GetFlush().SetId(1)
 	link.ctl.push(m)
-	link.writeLocked()
-	link.r.mu.Unlock()
-	wantErr(t, waitErr(t, done), rdserr.ErrShutdown)
+	link.write()
+	wantErr(t, waitErr(t, goErr(link.read)), rdserr.ErrCanceled)
 }
 
 // Why a link has ended: what stands in the region comes before what the daemon said, that

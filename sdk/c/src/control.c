@@ -65,7 +65,7 @@ static ssize_t packet(rdsd_socket *s, bool *more)
 
 	do
 		n = recvmsg(c->link->control, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-	while (n < 0 && errno == EINTR);
+	while (n < 0 && (errno == EINTR || errno == ECONNRESET)); /* the latter once, before the packets that are there */
 	if (n < 0)
 		return errno == EAGAIN ? 0 : -ESHUTDOWN;
 	if (n == 0)

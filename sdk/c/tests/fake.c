@@ -749,8 +749,12 @@ struct fake *fake_start(const char *path, const struct fake_sizes *sizes)
 {
 	struct fake *f = calloc(1, sizeof *f);
 	struct sockaddr_un un = {.sun_family = AF_UNIX};
+	pthread_mutexattr_t attr;
 
-	pthread_mutex_init(&f->mu, NULL);
+	pthread_mutexattr_init(&attr);
+	pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_RECURSIVE);
+	pthread_mutex_init(&f->mu, &attr);
+	pthread_mutexattr_destroy(&attr);
 	snprintf(f->path, sizeof f->path, "%s", path);
 	f->next_port = 1000;
 	f->instance = 7;

@@ -58,7 +58,7 @@ struct fake_socket {
 };
 
 struct fake {
-	pthread_mutex_t mu; /* guards all of it; the thread holds it while it works */
+	pthread_mutex_t mu; /* guards all of it, recursive; the thread holds it while it works */
 	pthread_t thread;
 	char path[64];
 	int listener, stop;

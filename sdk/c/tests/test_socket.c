@@ -1485,6 +1485,13 @@ static void dismissed(void)
 	fake_dismiss(f, 1, ESHUTDOWN, "draining"); /* the daemon's own end: bind again */
 	send_text(a, 1, "again");
 	expect_text(a, 1, "again");
+	/* Also where the daemon has closed with something unread. */
+	fake_lock(f);
+	CHECK_IS(rdsd_watch(a, 1, 0), 0);
+	fake_dismiss(f, 1, ECANCELED, "closed with an unread message");
+	fake_unlock(f);
+	CHECK_IS(rdsd_recv(a, NULL, 0, NULL, RDSD_SEC(30)), -ECANCELED);
+	CHECK(strstr(rdsd_errmsg(), "closed with an unread message"));
 	end();
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import sys
 import threading
@@ -13,7 +14,7 @@ from types import FrameType
 from typing import Any, cast
 
 import pytest
-from conftest import REPO
+from conftest import REPO, Front
 from fake_daemon import FakeDaemon
 
 import rdsd
@@ -129,6 +130,66 @@ def test_the_end_of_the_daemon(ends: Ends) -> None:
     far.close()
     with pytest.raises(EOFError):
         pipe.read()
+
+
+@pytest.mark.parametrize("unread", [False, True])
+def test_a_daemon_that_closed_is_read_to_the_end(ends: Ends, unread: bool) -> None:
+    pipe, far = ends
+    if unread:
+        pipe.write(pb.ClientMessage(peek=pb.Peek(id=1)))
+    messages = [message_of(size) for size in (100, 101, 102)]
+    for message in messages:
+        far.send(b"\1\0\0\0" + message.SerializeToString())
+    far.close()
+    if not unread:
+        assert pipe.takes
+        pipe.write(pb.ClientMessage(peek=pb.Peek(id=1)))
+    assert [pipe.read() for _ in messages] == messages
+    with pytest.raises(EOFError):
+        pipe.read()
+    pipe.write(pb.ClientMessage(peek=pb.Peek(id=2)))
+    assert not pipe.takes
+    assert not pipe.blocked
+
+
+@pytest.mark.parametrize("unread", [False, True])
+@pytest.mark.parametrize("name", ["sync", "aio"])
+async def test_what_a_daemon_wrote_before_it_closed(
+    tmp_path: Path, name: str, unread: bool
+) -> None:
+    front = Front(name, "seqpacket")
+    where = pb.Endpoint(address=bytes((127, 0, 0, 1)), port=4000)
+    bound = pb.ServerMessage(bound=pb.Bound(local=where, daemon_instance=1))
+    last = [
+        pb.ServerMessage(recv=pb.RecvBatch(payload=bytes([i]), length=[1], source=[where]))
+        for i in range(3)
+    ]
+    last.append(pb.ServerMessage(closing=pb.Closing(errno=errno.ECANCELED, message="dismissed")))
+
+    def serve(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1 << 17)  # Bind
+            connection.send(b"\1\0\0\0" + bound.SerializeToString())
+            if unread:
+                connection.recv(1, socket.MSG_PEEK)  # Monitor
+            for message in last:
+                connection.send(b"\1\0\0\0" + message.SerializeToString())
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(tmp_path / "d.sock.rings"))
+        listener.listen()
+        thread = threading.Thread(target=serve, args=(listener,), daemon=True)
+        thread.start()
+        client = front.client(f"unix://{tmp_path}/d.sock")
+        sock = await front.do(client.bind, (HOST, 0), timeout=30)
+        await asyncio.to_thread(thread.join, 30)
+        got = [(await front.do(sock.recv, timeout=30)).payload for _ in range(3)]
+        assert got == [b"\0", b"\1", b"\2"]
+        with pytest.raises(rdsd.Cancelled, match="dismissed"):
+            await front.do(sock.recv, timeout=30)
+        assert sock.closed
+        await front.close()
 
 
 def test_a_path_too_long_for_a_socket_is_named() -> None:

@@ -71,11 +71,8 @@ class PacketStream:
             self._pipe.finish()
             return
         pipe = self._pipe
-        try:
-            while not pipe.blocked and (message := self._core.poll(time.monotonic())) is not None:
-                pipe.write(message)
-        except OSError as error:
-            self._end(lost(error))
+        while pipe.takes and (message := self._core.poll(time.monotonic())) is not None:
+            pipe.write(message)
         if pipe.blocked and not self._awaits_room:
             self._awaits_room = True
             self._loop.add_writer(self._sock.fileno(), self._writable)
@@ -101,10 +98,7 @@ class PacketStream:
             self._write()
 
     def _writable(self) -> None:
-        try:
-            self._pipe.resume()
-        except OSError as error:
-            self._end(lost(error))
+        self._pipe.resume()
         if not self._pipe.blocked or self._over.done():
             self._awaits_room = False
             self._loop.remove_writer(self._sock.fileno())

@@ -86,14 +86,24 @@ class PacketPipe:
         self._unsent: deque[bytes] = deque()  # packets of messages that were taken
         self._pieces: list[bytes] = []  # of the message that is arriving
         self._size = 0
+        self._finished = False  # nothing more is written
 
     @property
     def blocked(self) -> bool:
         """Something waits for the kernel to take more."""
         return bool(self._unsent)
 
+    @property
+    def takes(self) -> bool:
+        """Whether write is worth a call."""
+        return not (self._unsent or self._finished)
+
     def write(self, message: pb.ClientMessage) -> None:
-        """Sends what the kernel takes now and keeps the rest. OSError: the connection is gone."""
+        """Sends what the kernel takes now and keeps the rest.
+
+        Where the daemon reads no more this is the end of writing alone: what it has
+        written before, and why it closed, is still to be read.
+        """
         self._unsent.extend(cut(message.SerializeToString()))
         self.resume()
 
@@ -106,6 +116,8 @@ class PacketPipe:
                 unsent.popleft()
         except BlockingIOError:
             return
+        except OSError:
+            self.finish()
 
     def read(self) -> pb.ServerMessage | None:
         """The next message, None when none is complete. EOFError: the daemon ended."""
@@ -114,6 +126,8 @@ class PacketPipe:
                 packet = self._sock.recv(HEADER + PIECE + 1)
             except BlockingIOError:
                 return None
+            except ConnectionResetError:
+                continue  # it closed with something unread: comes once, before its last packets
             if not packet:
                 raise EOFError
             message = self._take(packet)
@@ -123,6 +137,7 @@ class PacketPipe:
     def finish(self) -> None:
         """No more will be written: the daemon closes the socket, and then the connection."""
         self._unsent.clear()
+        self._finished = True
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
 

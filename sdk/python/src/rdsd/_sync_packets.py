@@ -98,11 +98,8 @@ class PacketStream:
         if self._core.error is not None:  # the end of the connection says that it is closed
             pipe.finish()
             return
-        try:
-            while not pipe.blocked and (message := self._core.poll(time.monotonic())) is not None:
-                pipe.write(message)
-        except OSError as error:
-            self._end(lost(error))
+        while pipe.takes and (message := self._core.poll(time.monotonic())) is not None:
+            pipe.write(message)
         if pipe.blocked:  # whoever polls must now look for room too
             self._ring(1)
             if self._driver != threading.get_ident():
