@@ -233,6 +233,27 @@ def test_a_right_lost_meanwhile_ends_the_socket() -> None:
     assert isinstance(s.core.error, PermissionDenied)
 
 
+@pytest.mark.parametrize(
+    ("number", "returns"),
+    [
+        (errno.EADDRINUSE, True),
+        (errno.EADDRNOTAVAIL, True),
+        (errno.ENOMEM, True),
+        (errno.EMFILE, True),
+        (errno.EUSERS, True),
+        (errno.ESHUTDOWN, True),
+        (errno.EACCES, False),
+    ],
+)
+def test_a_refused_bind_is_tried_again(number: int, returns: bool) -> None:
+    s = Socket()
+    s.bind()
+    s.core.stream_lost(None)
+    s.core.stream_opened()
+    s.core.receive(pb.ServerMessage(closing=pb.Closing(errno=number, message="why")))
+    assert (s.core.stream_lost(None) is not None) is returns
+
+
 def test_a_port_taken_meanwhile_ends_the_socket_at_last() -> None:
     s = Socket()
     s.bind()

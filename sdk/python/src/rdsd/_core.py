@@ -242,7 +242,8 @@ class SocketCore:
         self._requeue_asked()
         if was_open:
             self._tries = 0
-        if not self._may_return(cause, told=closing is not None):
+        # Before Bound a Closing refuses the bind, as an error of the stream does.
+        if not self._may_return(cause, told=closing is not None and was_open):
             self._close(cause)
             return None
         ceiling = min(BACKOFF_LIMIT, BACKOFF_FIRST * 2.0 ** min(self._tries, 16))
