@@ -308,3 +308,16 @@ def test_close_refuses_what_is_queued() -> None:
 def test_a_result_for_nothing_is_ignored() -> None:
     w = Wire()
     assert set(w.sender.answered(pb.SendResult(id=99))) == set()
+
+
+def test_what_its_caller_has_left_is_not_sent_again() -> None:
+    w = Wire()
+    gone, waits = (w.submit(payload, mode=Mode.FIRST_TRY) for payload in (b"gone", b"waits"))
+    batch = w.must_poll()
+    w.sender.abandon(gone, TimedOut(errno.ETIMEDOUT, "cancelled"))
+    w.answer(batch, (0, 2, errno.ENOBUFS))
+    again = w.must_poll()
+    assert (again.payload, again.wait) == (b"waits", True)
+    assert w.poll() is None
+    w.answer(again)
+    assert waits.call.result() == waits.tags

@@ -481,7 +481,8 @@ class Sender:
     def _refused(self, part: Part, error: RdsError) -> None:
         job = part.job
         self.ledger.strike(part.first_tag, part.first_tag + part.count)
-        if job.mode is Mode.FIRST_TRY and isinstance(error, Congested | WouldBlock):
+        waits = job.mode is Mode.FIRST_TRY and isinstance(error, Congested | WouldBlock)
+        if waits and not job.call.done:  # its caller has not gone
             job.mode = Mode.WAIT
             job.position = part.start
         else:
