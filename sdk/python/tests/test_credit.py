@@ -358,6 +358,50 @@ def test_flush_and_cancel_go_behind_posts() -> None:
     assert flush.call.done
 
 
+OTHER, THIRD, FOURTH = Address("10.0.0.1", 8), Address("10.0.0.3", 7), Address("10.0.0.1", 9)
+HOST = Address("10.0.0.1", 0)
+
+
+@pytest.mark.parametrize(
+    ("calls", "want"),
+    [
+        ([OTHER, A], [0, 2]),
+        ([THIRD, A], [1, 2]),
+        ([THIRD, HOST], [1, 3]),
+        ([OTHER, A, THIRD], [0, 2, 1]),
+        ([A, A], [2, 0]),
+        ([A, HOST], [2, 1]),
+        ([HOST, A], [3, 0]),
+        ([Address("::ffff:10.0.0.1", 7), THIRD], [2, 1]),
+    ],
+)
+def test_cancels_count_their_own(calls: list[Address], want: list[int]) -> None:
+    c, _ = core()
+    rest = c.poll(1.0)  # what waited is slow by then
+    while rest is not None:
+        c.receive(pb.ServerMessage(send_result=pb.SendResult(id=rest.send.id)))
+        rest = c.poll(1.0)
+    for dst in (THIRD, FOURTH):
+        asked = c.send([(dst, b"")], Mode.FIRST_TRY, None)
+        message = c.poll(1.0)
+        assert message is not None
+        c.receive(pb.ServerMessage(send_result=pb.SendResult(id=message.send.id)))
+        assert asked.call.done
+    assert c.send([(d, b"x") for d in (A, THIRD, FOURTH, A)], Mode.FIRST_TRY, None).posted
+    batch = c.poll(1.0)
+    assert batch is not None
+    queries = [c.cancel_sent_to(dst) for dst in calls]
+    messages = [c.poll(1.0) for _ in calls]
+    result = pb.SendResult(id=batch.send.id)
+    result.errors.add(index=0, count=4, errno=125)
+    c.receive(pb.ServerMessage(send_result=result))
+    for message in messages:
+        assert message is not None
+        answer = pb.CancelResult(id=message.cancel.id)
+        c.receive(pb.ServerMessage(cancel_result=answer))
+    assert [query.call.result().cancelled for query in queries] == want
+
+
 def test_a_cancel_ends_nothing_that_was_sent_behind_it() -> None:
     c, _ = core()
     c.take_back(A)  # nobody waits for it

@@ -54,7 +54,7 @@ from ._errors import (
 from ._jobs import Mode, SendJob
 from ._receiving import Inbox
 from ._sending import RESTARTED, Sender
-from ._types import Address, CancelResult, CongestionEvent
+from ._types import Address, CancelResult, CongestionEvent, canonical
 from ._watching import Watchers
 from .v1 import rdsd_pb2 as pb
 
@@ -115,6 +115,8 @@ class Query:
     call: Call[Any]
     repeatable: bool  # asked again on the next stream, for it changes nothing
     after: int = 0  # concerns what was posted with lower tags: a cancel, or a flush
+    to: Address | None = None  # of a cancel
+    cancelled: int = 0  # posted datagrams that it ended before the daemon accepted them
 
 
 class SocketCore:
@@ -129,7 +131,7 @@ class SocketCore:
         self.inbox = Inbox(
             options.recv_window_datagrams, options.recv_window_bytes, replies=options.replies
         )
-        self.sender = Sender(want_outcomes=options.outcomes)
+        self.sender = Sender(want_outcomes=options.outcomes, cancelled=self._count_cancelled)
         self.watchers = Watchers(options.congestion_mask)
         self.error: RdsError | None = None  # why it is closed
         self._rng = rng or random.Random()
@@ -195,8 +197,6 @@ class SocketCore:
                     before = min(before or query.after, query.after)
                 continue
             self._asking.remove(query)
-            if query.after and not any(q.after for q in self._asked.values()):
-                self.sender.cancelled = 0
             self._asked[_id_of(query.message)] = query
             return query.message
         message = self.sender.poll(self._next_id, now, before=before)
@@ -273,7 +273,9 @@ class SocketCore:
 
     def cancel_sent_to(self, dst: Address) -> Query:
         message = pb.ClientMessage(cancel=pb.Cancel(destination=_codec.endpoint(dst)))
-        return self._ask(message, repeatable=False, after=self.sender.next_tag)
+        query = self._ask(message, repeatable=False, after=self.sender.next_tag)
+        query.to = canonical(dst)
+        return query
 
     def take_back(self, dst: Address) -> None:
         """A request gave up: cancel_sent_to that nobody waits for.
@@ -348,12 +350,20 @@ class SocketCore:
             query.call.fail(_refusal(answer))
         elif isinstance(answer, pb.CancelResult):
             # The daemon does not count what it had not accepted; it has told of that before.
-            cancelled, self.sender.cancelled = answer.cancelled + self.sender.cancelled, 0
-            query.call.finish(CancelResult(cancelled, answer.in_flight))
+            query.call.finish(CancelResult(answer.cancelled + query.cancelled, answer.in_flight))
         elif isinstance(answer, pb.CongestedResult):
             query.call.finish(answer.congested)
         else:
             query.call.finish(None)
+
+    def _count_cancelled(self, addr: Address) -> None:
+        """A posted datagram was cancelled: it counts for one of the cancels that run."""
+        where = canonical(addr)
+        for query in [*self._asked.values(), *self._asking]:
+            to = None if query.call.done else query.to
+            if to is not None and (to == where or to == (where.host, 0)):
+                query.cancelled += 1
+                return
 
     def _waits(self, query: Query) -> bool:
         """A cancel goes behind what was posted before it, a flush behind its results: the

@@ -20,7 +20,7 @@ Where the stream has credit (``_credit``) a send need not be answered: its job i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from . import _codec
 from ._credit import SHARE, SLOW_AFTER, SMALL, TRIES, Credit
@@ -57,11 +57,13 @@ _NS = 1_000_000_000
 class Sender:
     """Jobs on their way to the daemon."""
 
-    def __init__(self, *, want_outcomes: bool) -> None:
+    def __init__(
+        self, *, want_outcomes: bool, cancelled: Callable[[Address], None] = lambda _: None
+    ) -> None:
         self.ledger = Ledger(wanted=want_outcomes)
         self.credit = Credit()
         self.by_credit = False  # the stream's results are read whether a caller waits or not
-        self.cancelled = 0  # posted datagrams that a cancel ended before the daemon accepted them
+        self._cancelled = cancelled  # a posted datagram there was, before the daemon accepted it
         # A job stands in one of the queues, or has a batch outstanding.
         self._trying: deque[SendJob] = deque()
         self._waiting: deque[SendJob] = deque()
@@ -319,7 +321,8 @@ class Sender:
         """What became of posted datagrams that the daemon did not accept."""
         if isinstance(error, Cancelled):
             kind, reason = OutcomeKind.CANCELLED, _CANCELLED
-            self.cancelled += part.count
+            for addr, _ in part.items:
+                self._cancelled(addr)
         else:  # the next send there is answered, and has the error itself
             kind, reason = OutcomeKind.FAILED, str(error)
             self.credit.forget({addr for addr, _ in part.items})
