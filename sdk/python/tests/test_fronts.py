@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
@@ -535,3 +536,27 @@ async def wait_until(condition: Any) -> None:
     while not condition():
         assert time.monotonic() < until
         await asyncio.sleep(0.005)
+
+
+async def test_a_client_closed_beside_a_bind(
+    front: Front, fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came, answer, bind = threading.Event(), threading.Event(), fake._on_bind
+
+    def hold_back(*args: Any) -> None:
+        came.set()
+        answer.wait(60)
+        bind(*args)
+
+    monkeypatch.setattr(fake, "_on_bind", hold_back)
+    client = front.client(fake.target)
+    binding = asyncio.create_task(front.do(client.bind, (HOST, 0), timeout=60))
+    await asyncio.to_thread(came.wait, 60)
+    closing = asyncio.create_task(front.do(client.close))
+    while not client._closed:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    answer.set()
+    with pytest.raises(rdsd.Closed, match="the client is closed"):
+        await binding
+    await closing
+    fake.wait_taken_back(0, timeout=60)

@@ -32,6 +32,9 @@ DEFAULT_WINDOW: Window = (4096, 4 << 20)
 #: Seconds bind waits by default: long for a local daemon, short for a person.
 BIND_TIMEOUT = 10.0
 
+#: What calls of a closed client say.
+CLOSED = "the client is closed"
+
 MAX_DATAGRAM = 1 << 20  # bytes
 
 #: The longest a call over rings keeps looking before it sleeps, seconds.

@@ -6,6 +6,7 @@ stream of messages (gRPC or the control socket), ``_sync_rings`` over rings.
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from types import TracebackType
@@ -17,7 +18,7 @@ from ._errors import Closed, RdsError, make
 from ._front_end import FrontEnd, choose
 from ._grpc import CHANNEL_OPTIONS
 from ._requests import Requests, port_options
-from ._surface import BIND_TIMEOUT, DEFAULT_WINDOW, ForkGuard, Window, bind_options
+from ._surface import BIND_TIMEOUT, CLOSED, DEFAULT_WINDOW, ForkGuard, Window, bind_options
 from ._sync_admin import Admin, NoticeWatch, TraceWatch
 from ._sync_socket import CongestionWatch, Socket
 from ._sync_stream import StreamSocket
@@ -49,8 +50,9 @@ class Client:
         self._target = resolve_target(target)
         self._ways = choose(front_end, self._target)
         self._guard = ForkGuard()
-        self._sockets: weakref.WeakSet[Socket] = weakref.WeakSet()
-        self._closed = False
+        self._lock = threading.Lock()
+        self._sockets: weakref.WeakSet[Socket] = weakref.WeakSet()  # guarded by _lock
+        self._closed = False  # set with _lock
         self._channel = grpc.insecure_channel(self._target, options=CHANNEL_OPTIONS)
 
     @property
@@ -112,10 +114,18 @@ class Client:
             congestion_mask=congestion_mask,
             spin=spin,
         )
-        sock = self._bind(options, seconds(timeout))
+        try:
+            sock = self._bind(options, seconds(timeout))
+        except RdsError:
+            self._check()  # close is why
+            raise
         sock._requests = Requests(self._bind, port_options(options, sock.local_address))
-        self._sockets.add(sock)
-        return sock
+        with self._lock:
+            if not self._closed:
+                self._sockets.add(sock)
+                return sock
+        sock.close()
+        raise make(Closed, CLOSED)
 
     def _bind(self, options: BindOptions, limit: float | None) -> Socket:
         until = None if limit is None else time.monotonic() + limit
@@ -137,11 +147,15 @@ class Client:
         return sock
 
     def close(self) -> None:
-        """Closes every socket and the channel. Again: nothing."""
-        if self._closed or self._guard.forked:
+        """Closes every socket and the channel; a bind under way raises Closed. Again: nothing."""
+        if self._guard.forked:
             return
-        self._closed = True
-        for sock in list(self._sockets):
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            sockets = list(self._sockets)
+        for sock in sockets:
             sock.close()
         self._channel.close()
 
@@ -159,4 +173,4 @@ class Client:
     def _check(self) -> None:
         self._guard.check()
         if self._closed:
-            raise make(Closed, "the client is closed")
+            raise make(Closed, CLOSED)

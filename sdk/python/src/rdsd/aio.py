@@ -25,7 +25,7 @@ from ._errors import Closed, RdsError, make
 from ._front_end import FrontEnd, choose
 from ._grpc import CHANNEL_OPTIONS
 from ._requests import AioRequests, port_options
-from ._surface import BIND_TIMEOUT, DEFAULT_WINDOW, ForkGuard, Window, bind_options
+from ._surface import BIND_TIMEOUT, CLOSED, DEFAULT_WINDOW, ForkGuard, Window, bind_options
 from ._target import Timeout, resolve_target, seconds
 from ._types import AddressLike
 from .v1 import rdsd_pb2_grpc as rpc
@@ -104,8 +104,15 @@ class Client:
             congestion_mask=congestion_mask,
             spin=spin,
         )
-        sock = await self._bind(options, seconds(timeout))
+        try:
+            sock = await self._bind(options, seconds(timeout))
+        except RdsError:
+            self._check()  # close is why
+            raise
         sock._requests = AioRequests(self._bind, port_options(options, sock.local_address))
+        if self._closed:
+            await sock.close()
+            raise make(Closed, CLOSED)
         self._sockets.add(sock)
         return sock
 
@@ -159,7 +166,7 @@ class Client:
     def _check(self) -> None:
         self._guard.check()
         if self._closed:
-            raise make(Closed, "the client is closed")
+            raise make(Closed, CLOSED)
 
     def _open_channel(self) -> grpc.aio.Channel:
         self._check()
