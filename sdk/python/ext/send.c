@@ -16,8 +16,9 @@ static bool flow_known(Handle *h, const rdsd_addr *to)
 	if (h->process != rdsdi_process)
 		return true; /* it fails at once */
 	pthread_mutex_lock(&tx->mu);
+	/* Without a region the call itself may be the one that binds again, and then asks. */
 	f = !tx->reg ? NULL : tx->last && rdsd_addr_equal(&tx->last->to, to) ? tx->last : rdsdi_flow_find(tx, to);
-	known = !tx->reg || (f && rdsdi_flow_state(tx, f, &error) != STATE_NEW);
+	known = f && rdsdi_flow_state(tx, f, &error) != STATE_NEW;
 	pthread_mutex_unlock(&tx->mu);
 	return known;
 }

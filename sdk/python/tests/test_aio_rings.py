@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import pytest_asyncio
@@ -14,6 +14,8 @@ from conftest import Daemon, require
 
 import rdsd
 import rdsd.aio
+from rdsd._aio_rings import RingSocket
+from rdsd._ring import Ring
 
 Pair = tuple[Daemon, Daemon]
 Bind = Callable[..., Awaitable[rdsd.aio.Socket]]
@@ -215,6 +217,68 @@ async def test_a_cancelled_await_sends_nothing_later(bind: Bind) -> None:
     assert set(await receive(b, sent)) == {bytes(1000)}
     await a.send(b.local_address, b"and now", timeout=5)
     assert (await b.recv(timeout=5)).payload == b"and now"
+
+
+def watch_attempts(sock: rdsd.aio.Socket, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The destinations that an attempt in the loop would have waited for."""
+    ring = cast(RingSocket, sock)._ring
+    unknown: list[Any] = []
+    one, many = ring.try_send, ring.try_send_batch
+
+    def try_send(dst: Any, payload: Any) -> int:
+        unknown.extend(d for d in [dst] if not ring._known(d))
+        return one(dst, payload)
+
+    def try_send_batch(items: Any) -> Any:
+        unknown.extend(d for d, _ in items if not ring._known(d))
+        return many(items)
+
+    monkeypatch.setattr(ring, "try_send", try_send)
+    monkeypatch.setattr(ring, "try_send_batch", try_send_batch)
+    return unknown
+
+
+async def test_no_attempt_waits_in_the_loop(
+    bind: Bind, daemons: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = await bind(send_buffer=65536)
+    unknown = watch_attempts(a, monkeypatch)
+    for call in (a.send_batch, a.try_send_batch):
+        with pytest.raises(rdsd.BatchError) as caught:
+            await call([(("2001:db8::1", 5), b"")] * 3 + [(NOBODY, b"")])
+        assert [(i, type(e)) for i, e in caught.value.errors] == [
+            (i, rdsd.FamilyMismatch) for i in range(3)
+        ]
+        assert caught.value.tags[3] > 0
+    await fill(a, NOBODY, rdsd.WouldBlock)
+    waiting: list[Any] = [asyncio.create_task(a.send(NOBODY, b"x", timeout=60)) for _ in range(3)]
+    waiting.append(asyncio.create_task(a.send_batch([(NOBODY, b"x")] * 3, timeout=60)))
+    ring = cast(RingSocket, a)._ring
+    await asyncio.sleep(0)
+    daemons[0].kill()
+    while a.connected:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    assert not ring._known(NOBODY)
+    await asyncio.to_thread(daemons[0].start)
+    await asyncio.gather(*waiting)
+    assert unknown == []
+
+
+async def test_a_daemon_slower_than_the_library_waits(
+    bind: Bind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = await bind()
+    introduce, late = Ring.introduce, [1, 2]
+
+    def slow(ring: Ring, dst: Any) -> None:
+        if late:
+            late.pop()
+            raise rdsd.TimedOut(110, "the daemon does not answer")
+        introduce(ring, dst)
+
+    monkeypatch.setattr(Ring, "introduce", slow)
+    await asyncio.gather(*(a.send(a.local_address, b"x", timeout) for timeout in (None, 60)))
+    assert not late
 
 
 async def test_requests_beside_each_other_and_a_reader(bind: Bind) -> None:

@@ -128,9 +128,10 @@ class RingSocket(Socket):
     async def try_send_batch(
         self, datagrams: Iterable[tuple[AddressLike, Payload]]
     ) -> Sequence[int]:
-        items = outgoing(datagrams)
-        await self._introduce_all(items, _deadline(TRY_TIMEOUT))
-        return self._ring.try_send_batch(items)
+        tags, refused = await self._attempt(outgoing(datagrams), _deadline(TRY_TIMEOUT))
+        if refused:
+            raise BatchError(sorted(refused.items()), tags)
+        return tags
 
     async def send_run(
         self,
@@ -293,10 +294,10 @@ class RingSocket(Socket):
         self, dst: AddressLike, attempt: Callable[[], T], deadline: float | None
     ) -> T:
         """What attempt returns once it finds room."""
-        await self._introduce(dst, deadline)
         looked = False
         while True:
             try:
+                await self._introduce(dst, deadline)  # each time: another daemon knows none
                 return attempt()
             except (WouldBlock, DaemonUnavailable) as error:
                 if self.closed:
@@ -319,39 +320,65 @@ class RingSocket(Socket):
             await asyncio.sleep(_MOMENT)  # there is room, and not enough
 
     async def _introduce(self, dst: AddressLike, deadline: float | None) -> None:
-        """Has the daemon look at a destination nothing was sent to before."""
+        """Has the daemon look at a destination nothing was sent to before.
+
+        An attempt would wait for it in the loop, so none is made before it has.
+        """
         ring = self._ring
-        if ring._known(dst):
-            return
-        where = to_address(dst)
-        asked = self._introducing.get(where)
-        if asked is None:  # once for all who send there, who go on in the order they came
-            asked = asyncio.ensure_future(self._ask(lambda: ring.introduce(dst)))
-            self._introducing[where] = asked
-            asked.add_done_callback(lambda done: self._introduced(where, done))
-        await asyncio.wait([asked], timeout=_left(deadline))
-        if not asked.done():
-            raise make(TimedOut)
-        if isinstance(error := asked.exception(), RdsError):
-            raise fresh(error)
+        while not ring._known(dst):
+            if not (self.connected or self.closed):
+                raise make(DaemonUnavailable, "not connected to the daemon; reconnecting")
+            asked = self._asked_about(to_address(dst))
+            await asyncio.wait([asked], timeout=_left(deadline))
+            if not asked.done():
+                raise make(TimedOut)
+            error = asked.exception()
+            if error is None or ring._known(dst):
+                continue
+            if isinstance(error, TimedOut) and _left(deadline) != 0.0:
+                continue  # the library's own limit, and not the caller's
+            raise fresh(error) if isinstance(error, RdsError) else error
+
+    def _asked_about(self, dst: Address) -> asyncio.Future[None]:
+        """Once for all who send there, who go on in the order they came."""
+        asked = self._introducing.get(dst)
+        if asked is None:
+            asked = asyncio.ensure_future(self._ask(lambda: self._ring.introduce(dst)))
+            self._introducing[dst] = asked
+            asked.add_done_callback(lambda done: self._introduced(dst, done))
+        return asked
 
     def _introduced(self, dst: Address, asked: asyncio.Future[None]) -> None:
         del self._introducing[dst]
         if not asked.cancelled():
             asked.exception()  # whoever waits for it raises it
 
-    async def _introduce_all(
-        self, items: Sequence[tuple[Address, bytes]], deadline: float | None
-    ) -> None:
+    async def _attempt(
+        self, items: list[tuple[Address, bytes]], deadline: float | None
+    ) -> tuple[Sequence[int], dict[int, RdsError]]:
+        """Tags, and what was refused now, of datagrams that do not wait for room."""
+        unknown: dict[Address, RdsError] = {}
         for dst in dict.fromkeys(addr for addr, _ in items):
-            with contextlib.suppress(RdsError):  # the datagrams to it will say so
+            try:
                 await self._introduce(dst, deadline)
+            except RdsError as error:
+                unknown[dst] = error
+        some = [i for i, (dst, _) in enumerate(items) if dst not in unknown]
+        errors = {i: fresh(unknown[d]) for i, (d, _) in enumerate(items) if d in unknown}
+        try:
+            tags = self._ring.try_send_batch([items[i] for i in some] if errors else items)
+        except BatchError as error:
+            tags = error.tags
+            errors.update((some[i], why) for i, why in error.errors)
+        if len(some) < len(items):
+            of = dict(zip(some, tags, strict=True))
+            tags = [of.get(i, 0) for i in range(len(items))]
+        return tags, errors
 
     async def _send_all(
         self, items: list[tuple[Address, bytes]], limit: float | None
     ) -> Sequence[int]:
         deadline = _deadline(limit)
-        await self._introduce_all(items, deadline)
         tags: list[Sequence[int]] = []
         errors: list[tuple[int, RdsError]] = []
         for start in range(0, len(items), _CHUNK):
@@ -367,10 +394,10 @@ class RingSocket(Socket):
         self, items: list[tuple[Address, bytes]], deadline: float | None
     ) -> tuple[Sequence[int], list[tuple[int, RdsError]]]:
         """Tags, and what was refused for good."""
-        try:
-            return self._ring.try_send_batch(items), []
-        except BatchError as error:
-            tags, waiting, refused = list(error.tags), dict(error.errors), {}
+        got, waiting = await self._attempt(items, deadline)
+        if not waiting:
+            return got, []
+        tags, refused = list(got), {}
         looked = False
         while waiting:
             for i, why in list(waiting.items()):
@@ -388,13 +415,9 @@ class RingSocket(Socket):
                 refused.update((i, late) for i in waiting)
                 break
             order = sorted(waiting)
-            try:
-                again: Sequence[int] = self._ring.try_send_batch([items[i] for i in order])
-                waiting = {}
-            except BatchError as error:
-                again = error.tags
-                waiting = {order[i]: why for i, why in error.errors}
-            for i, tag in zip(order, again, strict=True):
+            got, again = await self._attempt([items[i] for i in order], deadline)
+            waiting = {order[i]: why for i, why in again.items()}
+            for i, tag in zip(order, got, strict=True):
                 tags[i] = tag
         return tags, sorted(refused.items())
 

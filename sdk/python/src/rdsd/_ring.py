@@ -16,16 +16,7 @@ from collections.abc import Iterator, Sequence
 
 from . import _rings
 from ._core import BindOptions
-from ._errors import (
-    BatchError,
-    Congested,
-    DaemonUnavailable,
-    NotSupported,
-    RdsError,
-    WouldBlock,
-    error_from_errno,
-    make,
-)
+from ._errors import BatchError, NotSupported, RdsError, error_from_errno, make
 from ._slots import Borrowed, Lease, Room
 from ._surface import as_bytes, destination, fork_text
 from ._target import seconds, unix_path
@@ -95,9 +86,8 @@ class Ring(_rings.Handle):
         self._shutdown()
 
     def introduce(self, dst: AddressLike) -> None:
-        """Has the daemon look at a destination; raises why it cannot be sent to."""
-        with contextlib.suppress(WouldBlock, Congested, DaemonUnavailable):
-            self._reserve(dst, 0, None, False).abort()
+        """Has the daemon look at a destination; raises why nothing can be sent there now."""
+        self._reserve(dst, 0, None, False).abort()
 
     @property
     def instance(self) -> int:
