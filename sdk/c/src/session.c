@@ -574,7 +574,9 @@ void rdsdi_session_close(rdsd_socket *s)
 	pthread_mutex_unlock(&c->mu);
 	rdsdi_notify(s);
 	if (l) {
-		await_end(l);
+		/* Nobody binds the port of a reply port again, and a request must not wait longer than it may. */
+		if (!s->owned)
+			await_end(l);
 		rdsdi_link_put(l);
 	}
 	pthread_mutex_lock(&c->mu);

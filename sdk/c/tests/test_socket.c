@@ -1229,6 +1229,26 @@ static void many_requests(void)
 
 /* Event loops */
 
+/* A reply port is closed without waiting for the daemon: a request that gives up does it. */
+static void ports_of_a_still_daemon(void)
+{
+	rdsd_bind_options o = {.size = sizeof o, .timeout = RDSD_SEC(30)};
+	rdsd_addr local = at(0);
+	rdsd_socket *port[12];
+	int64_t begun;
+
+	begin();
+	for (int i = 0; i < 12; i++)
+		CHECK_IS(rdsdi_bind(client, &local, &o, true, &port[i]), 0);
+	fake_lock(f);
+	begun = rdsdi_now();
+	for (int i = 0; i < 12; i++)
+		rdsd_close(port[i]);
+	CHECK(rdsdi_now() - begun < 6 * CLOSE_GRACE);
+	fake_unlock(f);
+	end();
+}
+
 static void event_loop(void)
 {
 	rdsd_socket *a, *b;
@@ -1964,6 +1984,7 @@ int main(int argc, char **argv)
 		{"requests", requests},
 		{"late replies", late_replies},
 		{"many requests", many_requests},
+		{"ports of a still daemon", ports_of_a_still_daemon},
 		{"event loop", event_loop},
 		{"loop and threads", loop_and_threads},
 		{"restart", restart},
