@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"net/netip"
 
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/shm"
@@ -47,10 +48,19 @@ func (b *ringBatch) explain() {
 	if b.errs.err == nil {
 		return
 	}
+	said := make(map[netip.AddrPort]error)
 	for _, e := range b.errs.err.Errors {
-		if o, ok := e.Err.(*OpError); ok {
-			o.Err = b.r.explain(o.Remote, o.Err) // shared by neighbours: then it is explained already
+		o, ok := e.Err.(*OpError)
+		if !ok {
+			continue
 		}
+		if _, ok := o.Err.(flowRefusal); !ok { // also where neighbours share it: it is explained already
+			continue
+		}
+		if said[o.Remote] == nil {
+			said[o.Remote] = b.r.explain(o.Remote, o.Err)
+		}
+		o.Err = said[o.Remote]
 	}
 }
 
@@ -62,9 +72,10 @@ type ringBatch struct {
 	h        holdup
 	errs     batchErrors
 	prepared bool
-	passErr  error // why nothing more of this pass can go
-	again    bool  // the lock was let go of in this pass: marks of flows may be another call's
-	looked   bool  // since the last that went
+	passErr  error                    // why nothing more of this pass can go
+	refused  map[netip.AddrPort]error // in this pass, by the daemon
+	again    bool                     // the lock was let go of in this pass: marks of flows may be another call's
+	looked   bool                     // since the last that went
 }
 
 func (b *ringBatch) refuse(from, to int, err error) {
@@ -92,7 +103,7 @@ func (b *ringBatch) waitLocked(left []span) {
 				return
 			}
 		}
-		b.prepared, b.passErr, b.again, again = false, nil, false, again[:0]
+		b.prepared, b.passErr, b.refused, b.again, again = false, nil, nil, false, again[:0]
 		r.pass++
 		for _, sp := range left {
 			again = b.spanLocked(sp, again)
@@ -113,6 +124,9 @@ func (b *ringBatch) spanLocked(sp span, left []span) []span {
 			return extend(left, i, sp.to)
 		}
 		n, err := 0, b.passErr
+		if err == nil && b.refused != nil {
+			err = b.refused[unmap(b.ds[i].Addr)]
+		}
 		if err == nil {
 			n, err = r.postRunLocked(b.ds[i:sp.to], b.firstTag+uint64(i), b.h.wait && !b.looked)
 		}
@@ -127,6 +141,7 @@ func (b *ringBatch) spanLocked(sp span, left []span) []span {
 		}
 		to := i + 1
 		if !heldUp(err) {
+			b.noteRefusal(b.ds[i].Addr, err)
 			b.refuse(i, to, err)
 		} else {
 			// Nothing at all can go, so the rest of the span need not be tried.
@@ -168,6 +183,18 @@ func (b *ringBatch) holdLocked(d *Datagram, err error) (all bool) {
 	}
 	b.h.onLocked(r.tx, unmap(d.Addr), err)
 	return b.passErr != nil
+}
+
+// noteRefusal keeps a refusal for the rest of the pass: the daemon is asked once, and not for each
+// datagram there.
+func (b *ringBatch) noteRefusal(dst netip.AddrPort, err error) {
+	if _, ok := err.(flowRefusal); !ok {
+		return
+	}
+	if b.refused == nil {
+		b.refused = make(map[netip.AddrPort]error)
+	}
+	b.refused[unmap(dst)] = err
 }
 
 // extend adds indices to spans that end before them.

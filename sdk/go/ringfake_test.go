@@ -37,6 +37,7 @@ type ringDaemon struct {
 	socks    map[netip.AddrPort]*ringSock      // guarded by mu
 	flowOf   func(dst netip.AddrPort) flowRule // guarded by mu
 	says     string                            // guarded by mu; why it refuses a destination, when it is asked
+	asked    int                               // guarded by mu; how often it was
 	refuse   *rdsdv1.Closing                   // guarded by mu; answer to every Bind
 	mapped   func(*shm.Region) *rdsdv1.Closing // guarded by mu; called when Mapped has come, may refuse
 	spec     shm.Spec                          // guarded by mu; entries and arenas of new regions
@@ -552,7 +553,7 @@ func (s *ringSock) control(m *rdsdv1.ClientMessage) {
 	case rdsdv1.ClientMessage_Congested_case:
 		r := &rdsdv1.CongestedResult{}
 		r.SetId(m.GetCongested().GetId())
-		if d.says != "" {
+		if d.asked++; d.says != "" {
 			r.SetErrno(int32(unix.EHOSTUNREACH))
 			r.SetMessage(d.says)
 		}

@@ -14,6 +14,42 @@ import (
 	"github.com/rdsd/rdsd/shm"
 )
 
+// What a batch has for a destination that is refused costs one answer of the daemon, and one
+// more for its words.
+func TestRingsRefusedInABatch(t *testing.T) {
+	d := newRingDaemon(t)
+	looks := 0
+	d.mu.Lock()
+	d.flowOf = func(dst netip.AddrPort) flowRule {
+		if dst == otherAddr {
+			looks++
+			return flowRule{shm.FlowRefused, uint16(rdserr.ErrHostDown.Errno)}
+		}
+		return flowRule{state: shm.FlowClear}
+	}
+	d.mu.Unlock()
+	a := d.bindRing(localAddr)
+	d.bindRing(peerAddr)
+	ds := make([]Datagram, 200)
+	for i := range ds {
+		if ds[i].Addr = otherAddr; i%4 == 0 {
+			ds[i].Addr = peerAddr
+		}
+	}
+	for i, send := range []func(context.Context, []Datagram) (int, error){a.SendBatch, a.TrySendBatch} {
+		n, err := send(testContext(t), ds)
+		wantErr(t, err, rdserr.ErrHostDown)
+		if be, _ := errors.AsType[*BatchError](err); n != 50 || len(be.Errors) != 150 {
+			t.Errorf("%d accepted, %d errors", n, len(be.Errors))
+		}
+		d.mu.Lock()
+		if looks != i+1 || d.asked != i+1 {
+			t.Errorf("after batch %d the daemon has looked %d times and was asked %d times", i+1, looks, d.asked)
+		}
+		d.mu.Unlock()
+	}
+}
+
 // A destination the daemon refuses is the error of that very call, and is
 // asked about again by the next.
 func TestRingsRefused(t *testing.T) {

@@ -251,6 +251,7 @@ static int64_t batch_step(struct rdsdi_op *op)
 	struct batch *b = (struct batch *)op;
 	struct rdsdi_tx *tx = &op->s->tx;
 	int64_t result;
+	bool whole;
 
 	pthread_mutex_lock(&tx->mu);
 	for (;;) {
@@ -259,7 +260,10 @@ static int64_t batch_step(struct rdsdi_op *op)
 			break;
 		rdsdi_send_look(op->s);
 		b->pass = ++tx->passes;
-		if (!pass(b))
+		rdsdi_flow_keep_refused(tx, true);
+		whole = pass(b);
+		rdsdi_flow_keep_refused(tx, false);
+		if (!whole)
 			continue;
 		if (b->first < b->n)
 			result = BLOCKED;

@@ -218,13 +218,30 @@ int rdsdi_flow_get(rdsd_socket *s, const rdsd_addr *to, struct rdsdi_flow **flow
 	case STATE_NEW:
 		return -EINPROGRESS;
 	case STATE_REFUSED:
-		if (!f->refs)
+		if (tx->keeps)
+			tx->kept = true; /* what follows in the batch has the same answer */
+		else if (!f->refs)
 			forget(tx, f); /* the next call asks again */
 		return error;
 	}
 	tx->last = f;
 	*flow = f;
 	return 0;
+}
+
+void rdsdi_flow_keep_refused(struct rdsdi_tx *tx, bool on)
+{
+	bool kept = tx->kept;
+	int error;
+
+	tx->keeps = on;
+	tx->kept = false;
+	for (uint32_t i = 0; kept && tx->reg && i < tx->reg->flows; i++) {
+		struct rdsdi_flow *f = &tx->flows[i];
+
+		if (f->used && !f->refs && rdsdi_flow_state(tx, f, &error) == STATE_REFUSED)
+			forget(tx, f);
+	}
 }
 
 void rdsdi_flow_close(struct rdsdi_tx *tx, struct rdsdi_flow *f)

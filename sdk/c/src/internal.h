@@ -292,6 +292,7 @@ struct rdsdi_tx {
 	uint32_t flow_hand; /* where the search for an unused one goes on */
 	uint32_t refused;   /* the first flow that refused a call, index+1 */
 	struct rdsdi_flow *last;
+	bool keeps, kept;   /* a pass of a batch: refused flows are not forgotten; there is one */
 
 	struct rdsdi_desc *descs;
 	uint32_t descs_n, descs_cap, desc_free;
@@ -525,6 +526,8 @@ int rdsdi_flow_get(rdsd_socket *s, const rdsd_addr *to, struct rdsdi_flow **flow
 struct rdsdi_flow *rdsdi_flow_find(struct rdsdi_tx *tx, const rdsd_addr *to);
 /* STATE_NEW, STATE_CLEAR ...; of a refused one also the errno. */
 uint32_t rdsdi_flow_state(const struct rdsdi_tx *tx, const struct rdsdi_flow *f, int *error);
+/* Around a pass of a batch: the daemon is asked once about a destination that it refuses. */
+void rdsdi_flow_keep_refused(struct rdsdi_tx *tx, bool on);
 /* Nothing is added to the flow's last descriptor any more; what it does not fill of its slot is free. */
 void rdsdi_flow_close(struct rdsdi_tx *tx, struct rdsdi_flow *f);
 void rdsdi_flow_close_all(struct rdsdi_tx *tx);

@@ -357,6 +357,7 @@ static bool take_one(struct fake *f, struct fake_socket *s)
 	atomic_store(at64(r, W_SEND_HEAD), ++s->send_head);
 	ring(s, WAITS_SEND_ROOM);
 	if (p->kind == KIND_OPEN) {
+		s->opens++;
 		free(p);
 		return true;
 	}

@@ -53,6 +53,7 @@ struct fake_socket {
 	bool flushing;
 	struct fake_post *posts, **posts_end;
 	uint64_t taken, datagrams;         /* descriptors and datagrams taken */
+	uint64_t opens;                    /* destinations looked at */
 	uint64_t mixed;                    /* of the descriptors */
 	uint64_t out_now, datagrams_now;   /* of these, unfinished */
 };

@@ -955,6 +955,36 @@ static void answered_meanwhile(void)
  * clear, also when the daemon did not know of the watch in time and tells of
  * nothing. Three ways to wait, and the watch may come after the refusal.
  */
+/* What a batch has for a destination that is refused costs one answer of the daemon. */
+static void refused_in_a_batch(void)
+{
+	rdsd_addr six = {.ip = {0x20, 1}, .port = 5, .family = 6};
+	rdsd_dgram d[200];
+	rdsd_socket *s;
+	int error;
+
+	begin();
+	s = bound(1);
+	send_text(s, 1, "known");
+	for (int wait = 0; wait < 2; wait++) {
+		uint64_t opens;
+
+		for (int i = 0; i < 200; i++)
+			d[i] = (rdsd_dgram){.data = "x", .len = 1, .to = i % 4 ? six : at(1)};
+		fake_lock(f);
+		opens = fake_at(f, 1)->opens;
+		fake_unlock(f);
+		CHECK_IS(rdsd_send_batch(s, d, 200, &error, wait ? RDSD_SEC(30) : RDSD_NOWAIT), 50);
+		CHECK_IS(error, -EOPNOTSUPP);
+		for (int i = 0; i < 200; i++)
+			CHECK_IS(d[i].error, i % 4 ? -EOPNOTSUPP : 0);
+		fake_lock(f);
+		CHECK_IS(fake_at(f, 1)->opens - opens, 1); /* and one in the next batch: it asks again */
+		fake_unlock(f);
+	}
+	end();
+}
+
 static void refused_at_once(void)
 {
 	static uint8_t kb[1000];
@@ -1979,6 +2009,7 @@ int main(int argc, char **argv)
 		{"unread outcomes", unread_outcomes},
 		{"watching", watching},
 		{"answered meanwhile", answered_meanwhile},
+		{"refused in a batch", refused_in_a_batch},
 		{"refused at once", refused_at_once},
 		{"told once", told_once},
 		{"requests", requests},
