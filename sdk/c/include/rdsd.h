@@ -165,8 +165,9 @@ RDSD_API int rdsd_shutdown(rdsd_socket *sock);
 
 /*
  * rdsd_shutdown, and frees the socket. No other thread may be in a call on it.
- * Messages and slots that are still out stay valid until they are released. NULL
- * is nothing.
+ * Messages that are still out stay valid until they are released, and the memory
+ * of slots until they are committed, which returns -EBADF then, or given back.
+ * NULL is nothing.
  */
 RDSD_API void rdsd_close(rdsd_socket *sock);
 

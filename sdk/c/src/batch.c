@@ -280,11 +280,13 @@ ssize_t rdsd_send_batch(rdsd_socket *s, rdsd_dgram *dgrams, size_t n, int *error
 	struct batch b = {.op = {.step = batch_step, .s = s, .waits = timeout != RDSD_NOWAIT}, .d = dgrams, .n = n, .nowait = timeout == RDSD_NOWAIT};
 	int64_t result = rdsdi_usable(s);
 	int first = 0;
-	size_t accepted = 0;
+	size_t accepted = 0, pending = 0;
 
-	for (size_t i = 0; i < n; i++)
-		dgrams[i].error = PENDING;
-	if (!result && n) {
+	for (size_t i = 0; i < n; i++) {
+		dgrams[i].error = dgrams[i].len && !dgrams[i].data ? rdsdi_no_data(dgrams[i].len) : PENDING;
+		pending += dgrams[i].error == PENDING;
+	}
+	if (!result && pending) {
 		rdsdi_check(s);
 		result = rdsdi_run(&b.op, timeout);
 	}

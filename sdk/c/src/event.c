@@ -312,6 +312,7 @@ void rdsdi_tx_stop(rdsd_socket *s, uint8_t why)
 		decide_rest(s, why);
 		rdsdi_pairs_stop(tx);
 		free_tables(tx);
+		atomic_store(&tx->reg->ended, why == WHY_CLOSED ? -EBADF : -ESHUTDOWN);
 		rdsdi_region_unref(tx->reg);
 		tx->reg = NULL;
 		tx->bell = -1;

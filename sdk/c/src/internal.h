@@ -111,6 +111,7 @@ struct rdsdi_region {
 	uint32_t takes; /* TAKES_... */
 	uint64_t daemon_part; /* from here on it can only be read */
 
+	_Atomic int ended; /* nothing is sent from it any more: -ESHUTDOWN, or -EBADF: the socket was shut down */
 	struct rdsdi_region *next; /* what rx reads afterwards; guarded by rx.mu */
 	/* Read as well. Guarded by rx.mu; changed with sleep.mu, which is enough to look at their words. */
 	struct rdsdi_pair *pairs[MAX_PAIRS];

@@ -119,13 +119,24 @@ static void give_back(struct rdsdi_tx *tx, rdsd_slot *slot)
 	f->refs--;
 }
 
+/* ended says why a slot is nothing any more, without a look at its socket, which may be closed. */
+static int ended(const struct rdsdi_region *r)
+{
+	int err = atomic_load(&r->ended);
+
+	if (r->process != rdsdi_process)
+		return rdsdi_fail(-EBADF, "the slot belongs to the process that forked this one");
+	return err ? rdsdi_errno(err) : 0;
+}
+
 int rdsd_commit(rdsd_socket *s, rdsd_slot *slot, size_t len, uint64_t *tag)
 {
 	struct rdsdi_region *r = slot->priv[SLOT_REGION];
-	int err = rdsdi_usable(s);
+	int err;
 
 	if (!r)
 		return rdsdi_fail(-EINVAL, "the slot was committed or given back before");
+	err = ended(r);
 	if (!err) {
 		pthread_mutex_lock(&s->tx.mu);
 		err = rdsdi_over(s);
@@ -152,7 +163,7 @@ void rdsd_abort(rdsd_socket *s, rdsd_slot *slot)
 
 	if (!r)
 		return;
-	if (s->process == rdsdi_process) {
+	if (!ended(r)) {
 		pthread_mutex_lock(&s->tx.mu);
 		if (s->tx.reg == r)
 			give_back(&s->tx, slot);

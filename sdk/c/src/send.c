@@ -390,7 +390,7 @@ static int64_t run_step(struct rdsdi_op *op)
 	return result;
 }
 
-static int no_data(size_t len)
+int rdsdi_no_data(size_t len)
 {
 	return rdsdi_fail(-EINVAL, "%zu bytes at NULL: a datagram without data has length 0", len);
 }
@@ -401,7 +401,7 @@ static int send_one(rdsd_socket *s, const rdsd_addr *to, const void *data, size_
 	int64_t result = rdsdi_usable(s);
 
 	if (!result && len && !data)
-		result = no_data(len);
+		result = rdsdi_no_data(len);
 	if (result)
 		return (int)result;
 	rdsdi_check(s);
@@ -432,7 +432,7 @@ ssize_t rdsd_send_run(rdsd_socket *s, const rdsd_addr *to, const void *data, siz
 	int64_t result = rdsdi_usable(s);
 
 	if (!result && count && len && !data)
-		result = no_data(len);
+		result = rdsdi_no_data(len);
 	if (result)
 		return result;
 	if (!count)

@@ -22,6 +22,8 @@ int64_t rdsdi_sendable(struct rdsdi_op *op);
 int64_t rdsdi_destination(struct rdsdi_op *op, const rdsd_addr *to, struct rdsdi_flow **flow);
 
 /* Sets the text and returns -EMSGSIZE. */
+/* -EINVAL: a datagram of len bytes without data. */
+int rdsdi_no_data(size_t len);
 int rdsdi_too_large(const rdsd_socket *s, size_t len);
 
 /* Takes events in when there is a use for it. */

@@ -629,6 +629,55 @@ static void reservations(void)
 	end();
 }
 
+/* A slot outlives its socket and its daemon: giving it up touches neither. */
+static void slots_that_are_left(void)
+{
+	rdsd_info before, now;
+	rdsd_slot slot[5];
+	rdsd_addr to = at(1);
+	rdsd_socket *a;
+
+	begin();
+	a = bound(1);
+	for (int i = 0; i < 2; i++)
+		CHECK_IS(rdsd_reserve(a, &to, 100, &slot[i], RDSD_SEC(30)), 0);
+	rdsd_get_info(a, &before);
+	fake_kill(f);
+	do {
+		rdsd_flush(a, RDSD_SEC(30));
+		rdsd_get_info(a, &now);
+	} while (!now.connected || now.daemon_instance == before.daemon_instance);
+	for (int i = 2; i < 5; i++)
+		CHECK_IS(rdsd_reserve(a, &to, 100, &slot[i], RDSD_SEC(30)), 0);
+	rdsd_shutdown(a);
+	CHECK_IS(rdsd_commit(a, &slot[4], 1, NULL), -EBADF);
+	rdsd_close(a);
+	for (int i = 0; i < 4; i++)
+		memset(slot[i].data, i, slot[i].size);
+	CHECK_IS(rdsd_commit(a, &slot[0], 1, NULL), -ESHUTDOWN);
+	rdsd_abort(a, &slot[1]);
+	CHECK_IS(rdsd_commit(a, &slot[2], 1, NULL), -EBADF);
+	rdsd_abort(a, &slot[3]);
+	end();
+}
+
+static void no_data(void)
+{
+	rdsd_dgram d[3] = {{.data = "a", .len = 1, .to = at(1)}, {.len = 1, .to = at(1)}, {.to = at(1)}};
+	rdsd_socket *a;
+	int error;
+
+	begin();
+	a = bound(1);
+	CHECK_IS(rdsd_send_batch(a, d, 3, &error, RDSD_SEC(30)), 2);
+	CHECK_IS(error, -EINVAL);
+	CHECK(!d[0].error && d[1].error == -EINVAL && !d[2].error);
+	CHECK_IS(rdsd_send_batch(a, d + 1, 1, NULL, RDSD_FOREVER), -EINVAL);
+	CHECK_IS(rdsd_send(a, &d[1].to, NULL, 1, NULL, RDSD_SEC(30)), -EINVAL);
+	CHECK_IS(rdsd_send_run(a, &d[1].to, NULL, 1, 1, NULL, RDSD_SEC(30)), -EINVAL);
+	end();
+}
+
 static void in_place(void)
 {
 	static const struct fake_sizes sizes = {.recvs = 4, .releases = 8};
@@ -2002,6 +2051,8 @@ int main(int argc, char **argv)
 		{"batch and congestion", batch_and_congestion},
 		{"runs", runs},
 		{"reservations", reservations},
+		{"slots that are left", slots_that_are_left},
+		{"no data", no_data},
 		{"in place", in_place},
 		{"no lease", no_lease},
 		{"borrowed", borrowed},
