@@ -83,41 +83,43 @@ static PyObject *congested(PyObject *self, PyObject *args)
 	return PyBool_FromLong(is);
 }
 
-/* Runs of outcomes: (first tag, number, kind, reason). */
+/*
+ * Appends runs of outcomes to a deque: (first tag, number, kind, reason). No handler of a
+ * signal runs between: what was taken is in the deque, whatever one raises afterwards.
+ */
 static PyObject *outcomes(PyObject *self, PyObject *args)
 {
 	Handle *h = (Handle *)self;
 	rdsd_outcome runs[RUNS];
-	PyObject *timeout, *list;
-	int limit, wait;
+	PyObject *into, *timeout;
 	struct wait w;
 	ssize_t got, i;
+	int wait;
 	int64_t ns;
 
 	CHECK_OPEN(h);
-	if (!PyArg_ParseTuple(args, "iOp", &limit, &timeout, &wait) || get_timeout(timeout, &ns) < 0)
+	if (!PyArg_ParseTuple(args, "OOp", &into, &timeout, &wait) || get_timeout(timeout, &ns) < 0)
 		return NULL;
-	if (limit < 1 || limit > RUNS)
-		limit = RUNS;
-	got = rdsd_outcomes(h->sock, runs, (size_t)limit, RDSD_NOWAIT);
+	got = rdsd_outcomes(h->sock, runs, RUNS, RDSD_NOWAIT);
 	if (got == -EAGAIN || got == -ESHUTDOWN) {
 		if (wait)
-			ASK(h, w, ns, got, rdsd_outcomes(h->sock, runs, (size_t)limit, w.slice));
+			ASK(h, w, ns, got, rdsd_outcomes(h->sock, runs, RUNS, w.slice));
 		else
 			got = 0;
 	}
 	if (got < 0)
 		return fail(h, got);
-	list = PyList_New(got);
-	for (i = 0; i < got && list; i++) {
+	for (i = 0; i < got; i++) {
 		const rdsd_outcome *o = &runs[i];
-		PyObject *run = Py_BuildValue("KIis", (unsigned long long)o->tag, (unsigned)o->count, (int)o->kind,
-					      o->error ? rdsd_strerror(o->error) : rdsd_reason_text(o->reason));
+		PyObject *done = PyObject_CallMethod(into, "append", "((KIis))", (unsigned long long)o->tag,
+						     (unsigned)o->count, (int)o->kind,
+						     o->error ? rdsd_strerror(o->error) : rdsd_reason_text(o->reason));
 
-		if (!run || PyList_SetItem(list, i, run) < 0)
-			Py_CLEAR(list);
+		if (!done)
+			return NULL;
+		Py_DECREF(done);
 	}
-	return list;
+	Py_RETURN_NONE;
 }
 
 static PyObject *watch(PyObject *self, PyObject *args)
@@ -299,7 +301,7 @@ PyMethodDef control_methods[] = {
 	{"_flush", flush, METH_O, "Waits until everything accepted has its outcome."},
 	{"_cancel", cancel, METH_VARARGS, "(cancelled, in flight) of what is queued to a destination."},
 	{"_congested", congested, METH_VARARGS, "Whether a destination is congested."},
-	{"_outcomes", outcomes, METH_VARARGS, "Runs of outcomes."},
+	{"_outcomes", outcomes, METH_VARARGS, "Appends runs of outcomes to a deque."},
 	{"_watch", watch, METH_VARARGS, "Turns congestion events on or off."},
 	{"_next_congestion", next_congestion, METH_VARARGS, "The next congestion event."},
 	{"_request", request, METH_VARARGS, "Sends, and waits for the next datagram from there."},

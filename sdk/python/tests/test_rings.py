@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -295,6 +296,28 @@ def test_outcomes_are_kept_for_whoever_asks_next(bind: Bind) -> None:
     assert seen == tags
     with pytest.raises(rdsd.TimedOut):
         next(a.outcomes(timeout=0.05))
+
+
+@pytest.mark.parametrize("call", ["next_outcome", "await_outcomes"])
+def test_an_interrupt_where_outcomes_were_taken(bind: Bind, call: str) -> None:
+    a = bind(outcomes=True)
+    tags = [a.send(a.local_address, b"x", timeout=30) for _ in range(3)]
+    a.flush(timeout=30)
+
+    def interrupt(frame: FrameType, event: str, arg: Any) -> None:
+        if event == "c_return" and arg.__name__ == "_outcomes":
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    before = sys.getprofile()
+    sys.setprofile(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            getattr(a, call)(*([30] if call == "await_outcomes" else []))
+    finally:
+        sys.setprofile(before)
+    outcomes = a.outcomes(timeout=5)
+    assert [next(outcomes).tag for _ in tags] == tags
 
 
 # -- memory in place ------------------------------------------------------------------

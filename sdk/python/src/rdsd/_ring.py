@@ -50,7 +50,7 @@ class Ring(_rings.Handle):
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        self._decided: deque[Run] = deque()  # unread; guarded by _deciding
+        self._decided: deque[Run] = deque()  # unread; taken from with _deciding
         self._deciding = threading.Lock()
         self.watchers = Watchers(0)  # guarded by watching
         self.watching = threading.Condition()
@@ -128,7 +128,7 @@ class Ring(_rings.Handle):
         """One that is there."""
         with self._deciding:
             if not self._decided:
-                self._decided.extend(self._outcomes(0, None, False))
+                self._outcomes(self._decided, None, False)
                 if not self._decided:
                     return None
             tag, count, kind, reason = self._decided[0]
@@ -140,9 +140,7 @@ class Ring(_rings.Handle):
 
     def await_outcomes(self, timeout: float | None) -> None:
         """Until next_outcome has one, perhaps."""
-        runs = self._outcomes(0, timeout, True)
-        with self._deciding:
-            self._decided.extend(runs)
+        self._outcomes(self._decided, timeout, True)
 
 
 class RingRoom(Room):

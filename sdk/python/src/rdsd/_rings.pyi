@@ -1,5 +1,6 @@
 # The extension module, built from sdk/python/ext and sdk/c.
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from typing_extensions import Buffer
@@ -72,8 +73,8 @@ class Handle:
     def _flush(self, timeout: Timeout, /) -> None: ...
     def _cancel(self, dst: AddressLike, timeout: Timeout, /) -> tuple[int, int]: ...
     def _outcomes(
-        self, limit: int, timeout: Timeout, wait: bool, /
-    ) -> list[tuple[int, int, int, str]]: ...
+        self, into: deque[tuple[int, int, int, str]], timeout: Timeout, wait: bool, /
+    ) -> None: ...
 
     # Receiving
     def recv(self, timeout: Timeout = None) -> Datagram: ...
