@@ -261,7 +261,9 @@ static int64_t batch_step(struct rdsdi_op *op)
 		rdsdi_send_look(op->s);
 		b->pass = ++tx->passes;
 		rdsdi_flow_keep_refused(tx, true);
+		tx->pinned = b->nowait ? b->pass : 0;
 		whole = pass(b);
+		tx->pinned = 0;
 		rdsdi_flow_keep_refused(tx, false);
 		if (!whole)
 			continue;

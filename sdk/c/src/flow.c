@@ -148,7 +148,7 @@ static struct rdsdi_flow *spare(struct rdsdi_tx *tx)
 		struct rdsdi_flow *f = &tx->flows[tx->flow_hand];
 
 		tx->flow_hand = (tx->flow_hand + 1) % tx->reg->flows;
-		if (f->used && (f->refs || rdsdi_flow_state(tx, f, &error) == STATE_NEW))
+		if (f->used && (f->refs || (tx->pinned && f->skip == tx->pinned) || rdsdi_flow_state(tx, f, &error) == STATE_NEW))
 			continue;
 		if (f->used)
 			forget(tx, f);

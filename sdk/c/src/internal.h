@@ -294,6 +294,7 @@ struct rdsdi_tx {
 	uint32_t refused;   /* the first flow that refused a call, index+1 */
 	struct rdsdi_flow *last;
 	bool keeps, kept;   /* a pass of a batch: refused flows are not forgotten; there is one */
+	uint64_t pinned;    /* the pass of a batch that does not wait: nothing may overtake what it has refused */
 
 	struct rdsdi_desc *descs;
 	uint32_t descs_n, descs_cap, desc_free;

@@ -1034,6 +1034,40 @@ static void refused_in_a_batch(void)
 	end();
 }
 
+/*
+ * Once a destination had no room it has none for what stands behind it in a batch, also where
+ * the batch opens more flows than there are and the daemon finds it clear meanwhile.
+ */
+static void nothing_overtakes(void)
+{
+	static const struct fake_sizes sizes = {.flows = 4};
+	rdsd_dgram d[3];
+	rdsd_socket *s;
+	struct fake_socket *there;
+
+	begin_with(&sizes);
+	s = bound(1);
+	for (uint16_t port = 1; port < 5; port++) {
+		if (port > 1)
+			bound(port);
+		send_text(s, port, "known");
+	}
+	CHECK_IS(rdsd_flush(s, RDSD_SEC(30)), 0);
+	CHECK_IS(rdsd_arm(s, RDSD_WRITABLE), RDSD_WRITABLE); /* takes the events in */
+	rdsd_disarm(s);
+	CHECK_IS(s->tx.flow_hand, 0); /* the next one takes the entry of port 1 */
+	CHECK(s->tx.flows[0].to.port == 1 && !s->tx.flows[0].refs);
+	fake_lock(f);
+	there = fake_at(f, 1);
+	atomic_store(at64(&there->r, there->r.flow_states), (uint64_t)s->tx.flows[0].generation << 32 | STATE_CONGESTED << 16);
+	fake_unlock(f);
+	for (int i = 0; i < 3; i++)
+		d[i] = (rdsd_dgram){.data = "x", .len = 1, .to = at(i == 1 ? 9 : 1)};
+	CHECK_IS(rdsd_send_batch(s, d, 3, NULL, RDSD_NOWAIT), 1);
+	CHECK(d[0].error == -ENOBUFS && !d[1].error && d[2].error == -ENOBUFS);
+	end();
+}
+
 static void refused_at_once(void)
 {
 	static uint8_t kb[1000];
@@ -2061,6 +2095,7 @@ int main(int argc, char **argv)
 		{"watching", watching},
 		{"answered meanwhile", answered_meanwhile},
 		{"refused in a batch", refused_in_a_batch},
+		{"nothing overtakes", nothing_overtakes},
 		{"refused at once", refused_at_once},
 		{"told once", told_once},
 		{"requests", requests},
