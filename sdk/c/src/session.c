@@ -193,6 +193,13 @@ static const char *path_text(const rdsd_client *c, char *text, size_t size)
 	return text;
 }
 
+/* say sends a message of the handshake. Where the daemon has closed, it may have said why: that is read next. */
+static void say(struct rdsdi_link *l, const uint8_t *message, size_t n)
+{
+	if (rdsdi_control_send(l, message, n))
+		shutdown(l->control, SHUT_WR);
+}
+
 static void attempt(rdsd_socket *s)
 {
 	struct rdsdi_ctl *c = &s->ctl;
@@ -228,12 +235,7 @@ static void attempt(rdsd_socket *s)
 		failed(s, err == EACCES || err == EPERM ? -EACCES : -ESHUTDOWN, err == EAGAIN);
 		return;
 	}
-	err = rdsdi_control_send(l, message, rdsdi_pb_bind(message, &b));
-	if (err) {
-		set_why(s, "the daemon at %s ended the connection%s", path_text(s->client, path, sizeof path), "");
-		failed(s, -ESHUTDOWN, false);
-		return;
-	}
+	say(l, message, rdsdi_pb_bind(message, &b));
 	atomic_store(&c->due, rdsdi_now() + BIND_TIMEOUT);
 	atomic_store(&s->state, SESSION_CONNECTING);
 	rdsdi_sleep_watch(s, l, true);
@@ -263,10 +265,9 @@ static int offered(rdsd_socket *s, const struct rdsdi_server *m)
 	if (l->offered)
 		return rdsdi_fail(-EPROTO, "the daemon offered a second region");
 	err = rdsdi_region_map(c->fds[0], c->fds[1], m->region_bytes, &l->offered);
-	if (err)
-		return err;
-	err = rdsdi_control_send(l, message, rdsdi_pb_mapped(message));
-	return err ? rdsdi_fail(-ESHUTDOWN, "the daemon ended the connection") : 0;
+	if (!err)
+		say(l, message, rdsdi_pb_mapped(message));
+	return err;
 }
 
 /* bound takes the region and the doorbells; 0 or why they cannot be used. */

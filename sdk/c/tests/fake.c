@@ -581,7 +581,7 @@ static void bind_socket(struct fake *f, struct fake_socket *s, const uint8_t *p,
 	CHECK(field(p, n, 1, &local, &len) && endpoint(local, len, &s->local));
 	field(p, n, 2, NULL, &sndbuf);
 	field(p, n, 3, NULL, &rcvbuf);
-	if (f->refuse) {
+	if (f->refuse && !f->grants) {
 		closing(s, f->refuse, "refused by the fake");
 		end_socket(s);
 		return;
@@ -603,6 +603,10 @@ static void bind_socket(struct fake *f, struct fake_socket *s, const uint8_t *p,
 	fds[2] = s->bell_daemon;
 	fds[3] = s->bell_client;
 	reply(s, 11, body, put_number(put_number(body, 1, SHM_VERSION), 2, s->r.bytes), fds);
+	if (f->refuse) {
+		closing(s, f->refuse, "refused by the fake");
+		end_socket(s);
+	}
 }
 
 static void cancel(struct fake *f, struct fake_socket *s, const uint8_t *p, size_t n)

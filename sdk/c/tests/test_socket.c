@@ -132,6 +132,10 @@ static void bind_errors(void)
 	f->refuse = EACCES;
 	CHECK_IS(rdsd_bind(client, &a, NULL, &s), -EACCES);
 	CHECK(strstr(rdsd_errmsg(), "refused by the fake"));
+	f->grants = true; /* it has closed before it hears that the region is mapped */
+	CHECK_IS(rdsd_bind(client, &a, NULL, &s), -EACCES);
+	CHECK(strstr(rdsd_errmsg(), "refused by the fake"));
+	f->grants = false;
 	f->refuse = 0;
 	f->no_rings = true;
 	CHECK_IS(rdsd_bind(client, &a, NULL, &s), -EPROTONOSUPPORT);
