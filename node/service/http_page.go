@@ -3,6 +3,7 @@ package service
 import (
 	"bytes"
 	"net/http"
+	"net/url"
 	"strings"
 	"sync"
 	"time"
@@ -21,6 +22,7 @@ const (
 // keptPage serves a page that takes work to make. One is made at a time. When
 // more are asked for than are made, the last one is served again, which is at
 // most pageAge old: nobody waits, and nobody makes the daemon work for them alone.
+// So nothing of a request decides what is on the page but the form it asks for.
 type keptPage struct {
 	make http.Handler
 	rate *rate.Limiter
@@ -61,6 +63,7 @@ func (p *keptPage) page(form string, r *http.Request) *madePage {
 	m := &madePage{header: http.Header{}, status: http.StatusOK, made: now}
 	own := r.Clone(r.Context())
 	own.Header = http.Header{"Accept": {form}}
+	own.URL = &url.URL{Path: r.URL.Path} // name[]=... would leave metrics out, for everybody who gets this page
 	p.make.ServeHTTP(m, own)
 	if m.status == http.StatusOK {
 		p.kept[form] = m

@@ -13,6 +13,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
 	"github.com/rdsd/rdsd/internal/await"
 )
 
@@ -52,6 +55,27 @@ func TestKeptPage(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		if got := get("*/*"); got == last {
 			t.Errorf("an old page after a rest: %q", got)
+		}
+	})
+}
+
+// TestKeptPageForAll: a request that asks for some metrics alone gets all of them, and so
+// does who is served the page that it has made.
+func TestKeptPageForAll(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	for _, name := range []string{"one", "two"} {
+		reg.MustRegister(prometheus.NewGauge(prometheus.GaugeOpts{Name: name}))
+	}
+	synctest.Test(t, func(t *testing.T) {
+		p := newKeptPage(promhttp.HandlerFor(reg, metricsOptions))
+		for range 2 * pagesAtOnce { // no time passes: the last is served again from some time on
+			for _, query := range []string{"?name[]=one", ""} {
+				w := httptest.NewRecorder()
+				p.ServeHTTP(w, httptest.NewRequest("GET", "/metrics"+query, nil))
+				if s := w.Body.String(); !strings.Contains(s, "one 0") || !strings.Contains(s, "two 0") {
+					t.Fatalf("to %q: %s", query, s)
+				}
+			}
 		}
 	})
 }
