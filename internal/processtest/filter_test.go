@@ -3,6 +3,7 @@ package processtest
 import (
 	"bufio"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,7 +14,7 @@ import (
 )
 
 // TestUnitAllowsTheCalls: what a daemon asks of the kernel while it starts, serves rings and gRPC, and
-// stops, the unit file lets it ask.
+// stops, the unit file lets it ask; also with a group for its sockets.
 func TestUnitAllowsTheCalls(t *testing.T) {
 	strace := mayTrace(t)
 	if _, err := exec.LookPath("systemd-analyze"); err != nil {
@@ -25,7 +26,7 @@ func TestUnitAllowsTheCalls(t *testing.T) {
 	}
 	d := dir(t)
 	out := filepath.Join(d, "trace")
-	p := run(t, []string{strace, "-D", "-f", "-qqq", "-e", "signal=none", "-o", out}, serveArgs(t, d)...)
+	p := run(t, []string{strace, "-D", "-f", "-qqq", "-e", "signal=none", "-o", out}, serveArgs(t, d, "--socket-group", fmt.Sprint(os.Getegid()))...)
 	p.says("msg=serving")
 	for range 3 {
 		if err := errors.Join(useOnce(filepath.Join(d, "s"))...); err != nil {
@@ -44,7 +45,7 @@ func TestUnitAllowsTheCalls(t *testing.T) {
 	for _, m := range regexp.MustCompile(`(?m)^\d+ +([a-z0-9_]+)\(`).FindAllSubmatch(b, -1) {
 		seen[string(m[1])]++
 	}
-	if seen["memfd_create"] == 0 || seen["mincore"] == 0 || seen["epoll_ctl"] == 0 {
+	if seen["memfd_create"] == 0 || seen["fchownat"] == 0 || seen["mincore"] == 0 || seen["epoll_ctl"] == 0 {
 		t.Fatalf("the trace shows too little: %v", seen)
 	}
 	for call, n := range seen {

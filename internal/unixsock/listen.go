@@ -73,7 +73,7 @@ func Listen(network, path string, mode fs.FileMode, gid int) (net.Listener, erro
 	}
 	if gid != KeepGroup {
 		if err := os.Chown(path, -1, gid); err != nil {
-			return fail(fmt.Sprintf("group %d", gid), err)
+			return fail(fmt.Sprintf("group %d, of which the daemon has to be a member", gid), err)
 		}
 	}
 	if err := os.Chmod(path, mode); err != nil {
