@@ -48,7 +48,7 @@ func TestAdminReads(t *testing.T) {
 	for _, b := range st.GetBudget() {
 		names[b.GetName()] = true
 	}
-	for _, want := range []string{"memory", "peers", "sockets", "clients", "handshakes"} {
+	for _, want := range []string{"memory", "peers", "sockets", "clients", "descriptors", "handshakes"} {
 		if !names[want] {
 			t.Errorf("no budget %q in %v", want, names)
 		}

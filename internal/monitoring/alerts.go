@@ -79,11 +79,11 @@ One user: look at what he has open (` + "`rdsd sockets`" + `). Unread datagrams 
 (` + "`rdsd sockets`, `rdsd peers`" + `), that is where to look; else raise it under ` + "`[limits]`" + `.`,
 		},
 		{
-			"RdsdDescriptorsNearLimit", `process_open_fds{job="rdsd"} / process_max_fds{job="rdsd"} > 0.9`, "5m", Warning,
+			"RdsdDescriptorsNearLimit", `instance:rdsd_budget_used:ratio{budget="descriptors"} > 0.9`, "5m", Warning,
 			"rdsd at {{ $labels.instance }} has few file descriptors left",
-			"More than nine tenths of the file descriptors of {{ $labels.instance }} are open. Clients are refused first, then administrators, then links.",
+			"More than nine tenths of the file descriptors that clients of {{ $labels.instance }} may have are open. Clients are refused first, then administrators, then links.",
 			`
-A client costs one descriptor, a socket with rings four more, a link one. Raise ` + "`LimitNOFILE`" + ` of the unit, and
+[Limits](operations.md#limits) says what costs how many. Raise ` + "`LimitNOFILE`" + ` of the unit, and
 ` + "`limits.max_descriptors`" + ` if it is set, or find who has so many sockets (` + "`rdsd sockets`" + `).`,
 		},
 		{

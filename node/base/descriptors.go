@@ -91,6 +91,16 @@ func (d *Descriptors) Close() {
 	}
 }
 
+// Budget is what is used of what clients may have: the last few are kept for others.
+func (d *Descriptors) Budget() Budget {
+	b := Budget{Name: "descriptors"}
+	if d.most > 0 {
+		used, _, _ := accept.Room(d.most, 1, KeepOfClients)
+		b.Used, b.Limit, b.Refused = uint64(used), d.most-min(d.most, KeepOfClients), d.count.DescriptorsRefused.Load()
+	}
+	return b
+}
+
 // Spent reports whether so few are left that new clients are refused.
 func (d *Descriptors) Spent() bool {
 	if d.most == 0 {

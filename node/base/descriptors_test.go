@@ -44,6 +44,9 @@ func TestRoom(t *testing.T) {
 	if err := none.Room(1<<20, 1<<20); err != nil {
 		t.Errorf("before the limit is known: %v", err)
 	}
+	if b := none.Budget(); b.Limit != 0 {
+		t.Errorf("before the limit is known: %+v", b)
+	}
 	none.Close()
 	f, err := os.Open(os.DevNull) // the lowest number that is free tells how many are in use
 	if err != nil {
@@ -60,6 +63,9 @@ func TestRoom(t *testing.T) {
 	if err != nil || most != 200 || d.Most() != 200 || d.Reserve == nil {
 		t.Fatalf("%d, %d, %v", most, d.Most(), err)
 	}
+	if b := d.Budget(); b.Name != "descriptors" || b.Used < uint64(next) || b.Used > uint64(next)+4 || b.Limit != 200-KeepOfClients || b.Refused != 0 {
+		t.Errorf("%+v with %d in use", b, next)
+	}
 	fits := 0
 	for need := 1; need <= 200 && d.Room(need, 7) == nil; need++ {
 		fits = need
@@ -67,8 +73,8 @@ func TestRoom(t *testing.T) {
 	if fits+7 > 200-next || fits+7 < 200-next-4 {
 		t.Errorf("with %d in use and 7 kept %d fit below 200", next, fits)
 	}
-	if n := count.DescriptorsRefused.Load(); n != 1 {
-		t.Errorf("%d refusals are counted, want 1", n)
+	if n := count.DescriptorsRefused.Load(); n != 1 || d.Budget().Refused != 1 {
+		t.Errorf("%d refusals are counted, of the budget %d, want 1", n, d.Budget().Refused)
 	}
 	if d.Room(fits, 7) != nil || d.Room(fits-1, 8) != nil || d.Room(fits, 8) == nil || d.Room(fits+1, 7) == nil {
 		t.Error("what is wanted and what is kept do not add up")

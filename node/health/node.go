@@ -76,13 +76,14 @@ func (x *Exam) configuration(n *Node) {
 // limits are the keys of the configuration that set the budgets, and who shows what
 // uses one.
 var limits = map[string]struct{ key, look string }{
-	"memory":     {"limits.memory_bytes", "rdsd status shows what holds it"},
-	peersBudget:  {"limits.max_peers", "rdsd peers"},
-	"sockets":    {"limits.max_sockets", "rdsd sockets"},
-	"clients":    {"limits.max_clients", "rdsd sockets"},
-	"handshakes": {"limits.max_handshakes", "ss -tn 'sport = :16385' shows who connects and says nothing"},
-	"exports":    {"volumes.max_exports", "rdsd volume ls"},
-	"mappings":   {"volumes.max_mappings", "rdsd volume ls"},
+	"memory":      {"limits.memory_bytes", "rdsd status shows what holds it"},
+	peersBudget:   {"limits.max_peers", "rdsd peers"},
+	"sockets":     {"limits.max_sockets", "rdsd sockets"},
+	"clients":     {"limits.max_clients", "rdsd sockets"},
+	"handshakes":  {"limits.max_handshakes", "ss -tn 'sport = :16385' shows who connects and says nothing"},
+	"descriptors": {"limits.max_descriptors", "rdsd sockets; where the key is 0, LimitNOFILE= in the unit file is the limit"},
+	"exports":     {"volumes.max_exports", "rdsd volume ls"},
+	"mappings":    {"volumes.max_mappings", "rdsd volume ls"},
 }
 
 // peersBudget is the one whose places are given up only when others want them: that it is

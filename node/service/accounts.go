@@ -33,7 +33,7 @@ func (f *Front) memoryHolders() []base.Budget {
 // snapshot looks at the whole node: the core and the front ends' own limits.
 func (f *Front) snapshot(s *snapshot) {
 	f.deps.Read(&s.Snapshot)
-	s.Budgets = append(s.Budgets, f.deps.Clients.Budget(), f.deps.Users.Budget())
+	s.Budgets = append(s.Budgets, f.deps.Clients.Budget(), f.deps.Users.Budget(), f.deps.FDs.Budget())
 	s.Budgets = append(s.Budgets, f.memoryBudgets()...)
 	s.holders = f.memoryHolders()
 	s.Budgets = append(s.Budgets, f.volumeBudgets()...)

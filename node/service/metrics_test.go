@@ -66,6 +66,7 @@ rds_peer_send_queued_total{local="10.0.0.1",peer="10.0.0.4"} 2
 # HELP rdsd_budget_used How much of a configured limit is used.
 # TYPE rdsd_budget_used gauge
 rdsd_budget_used{budget="clients"} 0
+rdsd_budget_used{budget="descriptors"} 0
 rdsd_budget_used{budget="memory"} 10
 rdsd_budget_used{budget="memory_calls"} 0
 rdsd_budget_used{budget="memory_chunks"} 0
