@@ -376,6 +376,35 @@ await check('the daemon is killed under the page', async () => {
 const focused = () => page.evaluate(() => { const e = document.activeElement; const s = getComputedStyle(e); return { text: e.textContent.trim().slice(0, 60), tag: e.tagName, seen: s.outlineStyle !== 'none' || getComputedStyle(e.parentElement).outlineStyle !== 'none' }; });
 
 await order('congest');
+await check('what cannot be made anew is marked', async () => {
+  const there = await look();
+  await there.addInitScript(() => {
+    window.EventSource = class extends EventTarget { // the daemon that speaks is the test
+      constructor() { super(); window.source = this; }
+      close() {}
+    };
+  });
+  await there.goto(`${base}/#/sockets`);
+  const say = (topic, m) => there.evaluate(([t, data]) => window.source.dispatchEvent(new MessageEvent(t, { data })), [topic, JSON.stringify(m)]);
+  const marked = (want) => until(async () => {
+    const banner = await there.locator('#banner').innerText();
+    const stale = await there.evaluate(() => document.body.classList.contains('stale'));
+    if (stale !== Boolean(want) || (want ? !want.test(banner) : banner)) throw new Error(`the banner says ${banner}, and all is marked as old: ${stale}`);
+  });
+  const [status, sockets] = [await api('status'), await api('sockets')];
+  await say('status', status);
+  await say('failed', { topic: 'sockets', message: 'no memory' });
+  await marked(/cannot tell of sockets; it is not shown: no memory/);
+  await say('sockets', sockets);
+  await marked(null);
+  await say('failed', { topic: 'sockets', message: 'no memory' });
+  await say('status', status);
+  await marked(/cannot tell of sockets; what is shown is of [0-9:]+: no memory/);
+  await there.goto(`${base}/#/peers`);
+  await marked(null);
+  await there.context().close();
+});
+
 await check('keyboard', async () => {
   await go('/sockets');
   await page.reload();

@@ -194,6 +194,8 @@ func (h *hub) makeOne(i int, r *round) time.Duration {
 	begun := time.Now()
 	s, err := v.get(h.page.As(h.page.background, nobody), viewAge)
 	if err != nil {
+		r.last[i].drop() // the next is sent also if it is the same: it says that the error has passed
+		r.last[i] = nil
 		h.giveError(i, err)
 		return v.topic.every
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -251,6 +252,25 @@ func TestMakeOne(t *testing.T) {
 		}
 		stale(counters)
 	}
+	// What could be made again is sent, changed or not: the failure before it was.
+	others := p.Memory.Account(quota.Peer(netip.MustParseAddr("10.0.0.1")))
+	defer others.Close()
+	if next, _ := h.takeNext(s, counters); next != nil {
+		next.drop()
+	}
+	others.Grow(quota.Chunks, 256<<20)
+	h.makeOne(counters, &r)
+	if next, failed := h.takeNext(s, counters); next != nil || !strings.Contains(failed, "memory") {
+		t.Errorf("without memory: %v, %q", next, failed)
+	}
+	others.Give(quota.Chunks, 256<<20)
+	h.makeOne(counters, &r)
+	if next, failed := h.takeNext(s, counters); next == nil || failed != "" {
+		t.Errorf("with memory again: %v, %q", next, failed)
+	} else {
+		next.drop()
+	}
+	s.woken()
 	for n := range 3 { // the status has a number that rises
 		h.makeOne(status, &r)
 		if !s.woken() {

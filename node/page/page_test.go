@@ -569,8 +569,11 @@ func TestNoMemory(t *testing.T) {
 	defer all.Close()
 	all.Grow(quota.Chunks, 256<<20)
 	defer all.Give(quota.Chunks, 256<<20)
-	if a, body := s.ask(t, "GET", "/api/v1/status"); a.StatusCode != 503 || !strings.Contains(body, "memory") {
+	if a, body := s.ask(t, "GET", "/api/v1/sockets"); a.StatusCode != 503 || !strings.Contains(body, "memory") {
 		t.Errorf("a view: %d %s", a.StatusCode, body)
+	}
+	if a, body := s.ask(t, "GET", "/api/v1/status"); a.StatusCode != 200 {
+		t.Errorf("the status, which says what is wrong: %d %s", a.StatusCode, body)
 	}
 	if a, body := s.ask(t, "GET", "/api/v1/events"); a.StatusCode != 503 || !strings.Contains(body, "memory") {
 		t.Errorf("a stream: %d %s", a.StatusCode, body)

@@ -92,13 +92,18 @@ func (s *snapshot) drop() {
 	}
 }
 
-// encode makes a snapshot of a message, which its caller holds.
+// encode makes a snapshot of a message, which its caller holds. A status is small, and says what is
+// wrong: it is made also where memory is short.
 func (p *Page) encode(m proto.Message) (*snapshot, error) {
 	b, err := encoding.Marshal(m)
 	if err != nil {
 		return nil, err
 	}
-	if err := p.account.Take(quota.Page, int64(len(b))); err != nil {
+	take := p.account.Take
+	if _, ok := m.(*rdsdv1.Status); ok {
+		take = p.account.Sure
+	}
+	if err := take(quota.Page, int64(len(b))); err != nil {
 		return nil, err
 	}
 	s := &snapshot{body: b, made: time.Now(), account: p.account}

@@ -101,13 +101,22 @@ function head() {
     setText(byId('state'), 'not connected');
     setAttr(byId('state'), 'data-tone', 'bad');
   }
-  let text = '';
-  if (trouble) text = trouble;
-  else if (Date.now() - restarted < 15_000) text = `The daemon was started anew at ${clock(new Date(restarted))}: what is shown is of its new life.`;
-  setAttr(banner, 'data-tone', trouble ? 'bad' : 'info');
+  let text = trouble || missing();
+  const old = Boolean(text);
+  if (!old && Date.now() - restarted < 15_000) text = `The daemon was started anew at ${clock(new Date(restarted))}: what is shown is of its new life.`;
+  setAttr(banner, 'data-tone', old ? 'bad' : 'info');
   setText(banner, text);
   banner.hidden = !text;
-  document.body.classList.toggle('stale', Boolean(trouble));
+  document.body.classList.toggle('stale', old);
+}
+
+/** missing says what of this view the daemon could not make anew, and why. */
+function missing() {
+  const topics = ['status', ...(view ? view.topics.filter((t) => t !== 'status') : [])].filter((t) => store.failed[t]);
+  if (!topics.length) return '';
+  const of = Math.min(...topics.map((t) => store.at[t] ?? 0));
+  const since = of ? `what is shown is of ${clock(new Date(Date.now() - performance.now() + of * 1000))}` : 'it is not shown';
+  return `The daemon cannot tell of ${topics.join(', ')}; ${since}: ${store.failed[topics[0]]}`;
 }
 
 // --- the stream ----------------------------------------------------------------------

@@ -63,13 +63,10 @@ export class Volumes {
       ],
     });
     this.paths = new Table({ title: 'Paths of volumes', empty: 'There is no path of a volume.', key: pathKey, columns: pathColumns(true) });
-    this.failed = h('p', { class: 'note', hidden: true });
-    this.el = h('div', null, h('h1', null, 'Volumes'), this.failed, card('Mapped', this.mappings.el), card('Exported', this.exports.el), card('Paths', this.paths.el));
+    this.el = h('div', null, h('h1', null, 'Volumes'), card('Mapped', this.mappings.el), card('Exported', this.exports.el), card('Paths', this.paths.el));
   }
 
   update() {
-    this.failed.hidden = !this.store.failed.volumes;
-    this.failed.textContent = this.store.failed.volumes || '';
     this.mappings.update(mappingsOf(this.store));
     this.exports.update(this.store.get('volumes')?.export || []);
     this.paths.update(this.store.get('paths')?.path || []);
