@@ -317,16 +317,17 @@ func (p *page) sums(d *prometheus.Desc, kind prometheus.ValueType, s *sums) {
 }
 
 // ops shows the operations a volume has seen: the count of the histogram is
-// that of the requests.
+// that of the requests. Errors are shown of all: a counter that comes with the first
+// error in it has not risen, for those who watch it.
 func (p *page) ops(d *opDescs, ops *[blk.NumOps]blk.OpCounts, labels ...string) {
 	for i := range ops {
 		o := &ops[i]
+		with := append(slices.Clone(labels), blk.Op(i).String())
+		p.put(d.errors, prometheus.CounterValue, float64(o.Errors), with)
 		if o.Submitted == 0 {
 			continue
 		}
-		with := append(slices.Clone(labels), blk.Op(i).String())
 		p.ch <- &histMetric{d.latency, histOf(o), with}
-		p.put(d.errors, prometheus.CounterValue, float64(o.Errors), with)
 		p.put(d.bytes, prometheus.CounterValue, float64(o.Bytes), with)
 		p.gauge(d.inFlight, float64(o.InFlight()), with...)
 	}

@@ -71,7 +71,11 @@ rdsd_export_bytes_total{export="disk",op="write"} 12288
 rdsd_mapping_open{mapping="v1",node="10.0.0.7",volume="far"} 1
 # HELP rdsd_mapping_request_errors_total requests to the mapped volume that failed
 # TYPE rdsd_mapping_request_errors_total counter
+rdsd_mapping_request_errors_total{mapping="v1",node="10.0.0.7",op="discard",volume="far"} 0
+rdsd_mapping_request_errors_total{mapping="v1",node="10.0.0.7",op="flush",volume="far"} 0
+rdsd_mapping_request_errors_total{mapping="v1",node="10.0.0.7",op="read",volume="far"} 0
 rdsd_mapping_request_errors_total{mapping="v1",node="10.0.0.7",op="write",volume="far"} 1
+rdsd_mapping_request_errors_total{mapping="v1",node="10.0.0.7",op="write zeroes",volume="far"} 0
 # HELP rdsd_mapping_requests_in_flight Requests to the mapped volume that have not completed.
 # TYPE rdsd_mapping_requests_in_flight gauge
 rdsd_mapping_requests_in_flight{mapping="v1",node="10.0.0.7",op="write",volume="far"} 1
