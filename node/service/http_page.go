@@ -16,7 +16,8 @@ import (
 const (
 	pagesPerSecond = 4
 	pagesAtOnce    = 20
-	pageAge        = 250 * time.Millisecond
+	// pageAge is how long pages of all forms take at that rate, so that none is made again before its turn.
+	pageAge = pageForms * time.Second / pagesPerSecond
 )
 
 // keptPage serves a page that takes work to make. One is made at a time. When
@@ -57,8 +58,11 @@ func (p *keptPage) page(form string, r *http.Request) *madePage {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
-	if m := p.kept[form]; m != nil && !p.rate.AllowN(now, 1) && now.Sub(m.made) <= pageAge {
-		return m
+	if !p.rate.AllowN(now, 1) {
+		if m := p.kept[form]; m != nil && now.Sub(m.made) <= pageAge {
+			return m
+		}
+		p.rate.ReserveN(now, 1) // made all the same, before its turn: the next one waits for that
 	}
 	m := &madePage{header: http.Header{}, status: http.StatusOK, made: now}
 	own := r.Clone(r.Context())
@@ -75,12 +79,14 @@ func (m *madePage) Header() http.Header         { return m.header }
 func (m *madePage) WriteHeader(status int)      { m.status = status }
 func (m *madePage) Write(b []byte) (int, error) { return m.body.Write(b) }
 
-// Forms of a page of metrics. What a client accepts beside them makes no page
+// The pageForms forms of a page of metrics. What a client accepts beside them makes no page
 // of its own.
 const (
 	formText     = "text/plain;version=0.0.4"
 	formOpen     = "application/openmetrics-text;version=1.0.0"
 	formProtobuf = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited"
+
+	pageForms = 3
 )
 
 // pageForm is the form that a client prefers: of those it names, the first that
