@@ -12,7 +12,7 @@ import (
 
 // Bounds of the table of errors. What the lines are about comes from peers and
 // clients, so whoever makes the daemon complain of ever new addresses or users gets one
-// line for all but the first of them.
+// line for all but the last of them.
 const (
 	maxErrors     = 512 // distinct ones; the oldest makes room
 	maxOfMessage  = 16  // of one message; the rest share one without a subject
@@ -21,7 +21,7 @@ const (
 
 // errorTable keeps the distinct warnings and errors of the log, with first, last and
 // count, those among them that log.lines_per_second left out. A line costs a map
-// look-up under a lock that is never held for longer.
+// look-up under a lock; one for which another makes room, a look at all there are.
 type errorTable struct {
 	mu        sync.Mutex
 	by        map[errorKey]*loggedError // guarded by mu
@@ -67,35 +67,65 @@ func (t *errorTable) note(attrs []slog.Attr, r *slog.Record) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	old := t.by[e.errorKey]
-	if old == nil && t.of[e.message] >= maxOfMessage {
-		e.subject, e.peer = "", ""
-		old = t.by[e.errorKey]
-	}
 	if old != nil {
-		old.last, old.why, old.level = e.last, e.why, max(old.level, e.level)
-		old.count++
+		old.join(&e)
 		return
 	}
-	if len(t.by) >= maxErrors {
-		t.forget()
+	if t.of[e.message] >= maxOfMessage && e.subject != "" {
+		t.merge(e.message)
 	}
-	t.by[e.errorKey] = &e
+	if len(t.by) >= maxErrors {
+		t.remove(t.oldest(func(*loggedError) bool { return true }))
+		t.forgotten++
+	}
+	t.add(&e)
+}
+
+// join adds a line, or several, to one that says the same.
+func (e *loggedError) join(other *loggedError) {
+	if !other.last.Before(e.last) {
+		e.last, e.why = other.last, other.why
+	}
+	if other.first.Before(e.first) {
+		e.first = other.first
+	}
+	e.level = max(e.level, other.level)
+	e.count += other.count
+}
+
+// merge makes room for another of a message: the one that was not seen for the longest
+// time joins those without a subject.
+func (t *errorTable) merge(message string) {
+	e := t.oldest(func(e *loggedError) bool { return e.message == message && e.subject != "" })
+	t.remove(e)
+	e.subject, e.peer = "", ""
+	if rest := t.by[e.errorKey]; rest != nil {
+		rest.join(e)
+		return
+	}
+	t.add(e)
+}
+
+func (t *errorTable) add(e *loggedError) {
+	t.by[e.errorKey] = e
 	t.of[e.message]++
 }
 
-// forget makes room: the one that was not seen for the longest time goes.
-func (t *errorTable) forget() {
-	var oldest *loggedError
+func (t *errorTable) remove(e *loggedError) {
+	delete(t.by, e.errorKey)
+	if t.of[e.message]--; t.of[e.message] == 0 {
+		delete(t.of, e.message)
+	}
+}
+
+// oldest is the one of some that was not seen for the longest time.
+func (t *errorTable) oldest(of func(*loggedError) bool) (oldest *loggedError) {
 	for _, e := range t.by {
-		if oldest == nil || e.last.Before(oldest.last) {
+		if of(e) && (oldest == nil || e.last.Before(oldest.last)) {
 			oldest = e
 		}
 	}
-	delete(t.by, oldest.errorKey)
-	if t.of[oldest.message]--; t.of[oldest.message] == 0 {
-		delete(t.of, oldest.message)
-	}
-	t.forgotten++
+	return oldest
 }
 
 // list returns what is there, the last one first.

@@ -66,7 +66,12 @@ func TestErrorTableBounds(t *testing.T) {
 	if len(list) != maxOfMessage+2 || forgotten != 0 {
 		t.Fatalf("%d errors, %d forgotten", len(list), forgotten)
 	}
-	if rest := list[0]; rest.subject != "" || rest.peer != "" || rest.count != 10000-maxOfMessage || len(rest.why) > 3*maxErrorBytes {
+	for i := range maxOfMessage { // the last of them are told one by one
+		if peer := fmt.Sprint("10.1.", 9999-i); list[i].peer != peer || list[i].count != 1 {
+			t.Errorf("%+v, want %s", list[i], peer)
+		}
+	}
+	if rest := list[maxOfMessage]; rest.subject != "" || rest.peer != "" || rest.count != 10000-maxOfMessage || rest.first.Unix() != 1 || len(rest.why) > 3*maxErrorBytes {
 		t.Errorf("the rest are %+v", rest)
 	}
 	if list[len(list)-1].message != "kept" {
