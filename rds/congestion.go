@@ -28,13 +28,13 @@ type Notice struct {
 // Watch turns the collection of Notices on or off.
 func (e *Engine) Watch(on bool) {
 	if e.watched = on; !on {
-		e.cnotes = nil
+		e.cnotes, e.clost = nil, false
 	}
 }
 
 func (e *Engine) note(n Notice) {
 	if len(e.cnotes) >= 4096 {
-		e.cnotes = append(e.cnotes[:0], e.cnotes[2048:]...)
+		e.cnotes, e.clost = append(e.cnotes[:0], e.cnotes[2048:]...), true
 	}
 	e.cnotes = append(e.cnotes, n)
 }

@@ -150,6 +150,7 @@ type Engine struct {
 	told    int      // flows and peers told of congestion so far, likewise
 	looked  int      // flows and messages looked at for deadlines in vain so far, likewise
 	cnotes  []Notice // not taken yet, if watched
+	clost   bool     // and some are lost
 	watched bool     // the shell wants Notices
 
 	answerAt time.Duration // before when no peer is told who reads a port
@@ -225,6 +226,7 @@ type Orders struct {
 	Ready   []*Socket     // have news: Socket.Events
 	States  []conn.StateChange
 	Notices []Notice     // for the shell's watchers; their number is bounded, and in a flood the oldest are lost
+	Lost    bool         // some were
 	Evicted []*conn.Conn // forgotten: the shell gives up what it holds for their lanes
 	// Collect says, once, that sockets or credits wait for memory of the node. The shell then takes the
 	// releases of the clients of all its engines (Socket.Freed and Socket.ReadAll), whether
@@ -294,6 +296,7 @@ func (e *Engine) Take(o *Orders) {
 	e.ready = e.ready[:0]
 	o.States, e.states = e.states, nil
 	o.Notices, e.cnotes = e.cnotes, nil
+	o.Lost, e.clost = e.clost, false
 	o.Evicted, e.evicted = e.evicted, nil
 	o.Collect, e.collect = e.collect, false
 }

@@ -389,7 +389,10 @@ type Watch struct {
 	Lost atomic.Bool
 }
 
-func (w *Watch) tell(n []rds.Notice) {
+func (w *Watch) tell(n []rds.Notice, lost bool) {
+	if lost {
+		w.Lost.Store(true)
+	}
 	select {
 	case w.C <- n:
 	default: // it is slow: what it misses it sees in ListCongestion

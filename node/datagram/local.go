@@ -213,7 +213,7 @@ func (h *Local) Unlock() {
 	}
 	if len(w.Notices) > 0 {
 		for _, c := range w.watch {
-			c.tell(w.Notices)
+			c.tell(w.Notices, w.Lost)
 		}
 	}
 	clear(w.Actions)

@@ -11,6 +11,7 @@ import (
 	"github.com/rdsd/rdsd/node/client"
 	"github.com/rdsd/rdsd/node/datagram"
 	"github.com/rdsd/rdsd/rds"
+	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/wire"
 )
 
@@ -135,6 +136,12 @@ func (a *adminServer) WatchCongestion(r *rdsdv1.WatchCongestionRequest, stream g
 			}
 		}
 	}
+	return a.tellNotices(stream, w)
+}
+
+// tellNotices sends what w is told until nobody wants it, or some was lost: whoever goes by
+// changes alone would take a port for congested, or clear, for ever.
+func (a *adminServer) tellNotices(stream grpc.ServerStreamingServer[rdsdv1.CongestionNotice], w *datagram.Watch) error {
 	for {
 		select {
 		case <-stream.Context().Done():
@@ -142,6 +149,9 @@ func (a *adminServer) WatchCongestion(r *rdsdv1.WatchCongestionRequest, stream g
 		case <-a.front.deps.Stopping:
 			return base.ErrDraining
 		case notices := <-w.C:
+			if w.Lost.Load() {
+				return rdserr.With(rdserr.ErrTooMany, "changes came faster than they were read, and some are lost; watch again, from what is congested then")
+			}
 			for _, n := range notices {
 				if err := stream.Send(notice(n)); err != nil {
 					return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -98,6 +99,21 @@ func (s *silentStream[T]) SetHeader(metadata.MD) error  { return nil }
 func (s *silentStream[T]) SetTrailer(metadata.MD)       {}
 func (s *silentStream[T]) SendMsg(any) error            { return nil }
 func (s *silentStream[T]) RecvMsg(any) error            { return nil }
+
+// TestWatchesTellOfLoss: a watch that was not told of all ends with that.
+func TestWatchesTellOfLoss(t *testing.T) {
+	w := startWorld(t, func(*config.Config) {})
+	a := &adminServer{front: w.services}
+	ctx, end := as(t, 1000)
+	defer end()
+	watch := &datagram.Watch{C: make(chan []rds.Notice, 1)}
+	watch.C <- []rds.Notice{{}}
+	watch.Lost.Store(true)
+	time.AfterFunc(time.Minute, end) // or it waits for more
+	if err := a.tellNotices(&silentStream[rdsdv1.CongestionNotice]{ctx: ctx}, watch); !errors.Is(err, rdserr.ErrTooMany) || !strings.Contains(err.Error(), "lost") {
+		t.Errorf("it ended with %v", err)
+	}
+}
 
 // TestWatchesStand: all watches are told of each change, and walked when one ends: a user has few.
 func TestWatchesStand(t *testing.T) {

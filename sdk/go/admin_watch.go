@@ -23,7 +23,8 @@ func WatchCurrent() CongestionOption {
 
 // WatchCongestion reports the ports that become congested or clear, of any socket of
 // the daemon, from the moment it returns until ctx ends or the loop is left. A failure,
-// such as a daemon that stops (ErrShutdown), is the last element. Ranging over it works
+// such as a daemon that stops (ErrShutdown), or changes that came faster than they were read
+// (ErrTooMany: some are lost), is the last element. Ranging over it works
 // once; if that never happens, the watch lasts until ctx ends.
 func (a *Admin) WatchCongestion(ctx context.Context, opts ...CongestionOption) iter.Seq2[CongestionNotice, error] {
 	req := &rdsdv1.WatchCongestionRequest{}

@@ -198,7 +198,8 @@ class Admin(Service):
 class NoticeWatch(Watch[CongestionNotice]):
     """An async iterator of CongestionNotice, from Admin.watch_congestion; close it when done.
 
-    It ends with DaemonUnavailable when the daemon does, and stops when closed.
+    It ends with DaemonUnavailable when the daemon does, and with TooMany when changes came faster
+    than they were read and some are lost; it stops when closed.
     """
 
 
