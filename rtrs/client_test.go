@@ -266,11 +266,21 @@ func TestMaxReconnects(t *testing.T) {
 		}
 		f.tick(10 * ms)
 	}
-	if len(f.dials) != 2 {
-		t.Fatalf("%d attempts", len(f.dials))
+	if len(f.dials) != 2 || !p.GivenUp() {
+		t.Fatalf("%d attempts: %+v", len(f.dials), p.Info())
 	}
-	if err := f.c.Reconnect(f.now, p); err != nil || p.State() != Connecting {
+	if err := f.c.Reconnect(f.now, p); err != nil || p.State() != Connecting || p.GivenUp() {
 		t.Fatal(err, p.State())
+	}
+	if err := f.c.Disconnect(f.now, p); err != nil {
+		t.Fatal(err)
+	}
+	p.Gone(f.now)
+	if p.State() != Closed || p.GivenUp() {
+		t.Errorf("disconnected: %+v", p.Info())
+	}
+	if err := f.c.Reconnect(f.now, p); err != nil {
+		t.Fatal(err)
 	}
 	f.connect(p, fourChunks, ours, 7)
 }

@@ -91,6 +91,9 @@ func (p *ClientPath) Info() PathInfo {
 	return i
 }
 
+// GivenUp reports whether p is Closed because it is out of attempts: nobody has asked for that.
+func (p *ClientPath) GivenUp() bool { return p.state == Closed && p.want == Reconnecting }
+
 // State is where p stands.
 func (p *ClientPath) State() State { return p.state }
 

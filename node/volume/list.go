@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -306,7 +307,8 @@ func (h *Host) Paths() []PathInfo {
 func (c *client) pathInfo(p *rtrs.ClientPath) PathInfo {
 	x := p.Info()
 	i := PathInfo{PathSpec: PathSpec{Src: addrText(p.Local), Dst: p.Remote.String(), Transport: c.h.transportOf(p.Ctx).kind()}, Session: c.rt.Name(), SessionID: c.id, Role: RoleClient,
-		State: stateText(x.State), Since: c.h.wall(x.Since), Attempts: x.Attempts, Epoch: uint16(x.Stats.Reconnects + 1)}
+		State: stateText(x.State), Since: c.h.wall(x.Since), Attempts: x.Attempts, Epoch: uint16(x.Stats.Reconnects + 1),
+		GivenUp: p.GivenUp(), Replaced: errors.Is(c.rt.Err(), rtrs.ErrReplaced)}
 	i.Device, i.DevicePort = c.h.transportOf(p.Ctx).device(p.Local.Addr())
 	if f, _ := p.Ctx.(*life); f != nil && !f.told {
 		i.Conns = f.open

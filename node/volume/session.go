@@ -55,6 +55,8 @@ type PathInfo struct {
 	RetryAt    time.Time // when it is tried again; zero: it does not wait for that
 	Since      time.Time // it has this state
 	PathStats
+	GivenUp  bool // "disconnected" because it is out of attempts
+	Replaced bool // another session of this name took the place of its session, which is over
 }
 
 // PathStats count since the path was made or its statistics were reset.
