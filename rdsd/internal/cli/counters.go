@@ -89,6 +89,14 @@ type counterChange struct {
 	Delta uint64    `json:"delta"`
 }
 
+// risen is how much a counter rose. One that is less than it was began anew with the daemon.
+func risen(was, is uint64) uint64 {
+	if is < was {
+		return is
+	}
+	return is - was
+}
+
 func (a *app) watchCounters(ctx context.Context, c *rdsd.Admin, of netip.Addr, interval time.Duration) error {
 	last := map[string]uint64{}
 	tick := time.NewTicker(interval)
@@ -100,7 +108,7 @@ func (a *app) watchCounters(ctx context.Context, c *rdsd.Admin, of netip.Addr, i
 		}
 		now := time.Now()
 		for _, n := range list {
-			if delta := n.Value - last[n.Name]; delta != 0 && !first {
+			if delta := risen(last[n.Name], n.Value); delta != 0 && !first {
 				ch := counterChange{now, n.Name, n.Value, delta}
 				if a.json {
 					err = writeNDJSON(a.out, ch)
