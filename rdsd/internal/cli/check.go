@@ -87,6 +87,7 @@ json the same for programs.`,
 		}
 		return nil
 	}
+	cmd.PersistentPreRunE = func(cmd *cobra.Command, args []string) error { return withCode(checkUnknown, a.chooseForm(cmd, args)) }
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return withCode(checkUnknown, err) })
 	cmd.Flags().StringVar(&format, "format", format, "text, nagios or json")
 	cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions([]string{"text", "nagios", "json"}, cobra.ShellCompDirectiveNoFileComp))
