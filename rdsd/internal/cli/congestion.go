@@ -21,10 +21,11 @@ that fill it, largest first. For a port of another node that runs rdsd the same,
 its daemon says, for ports that sockets here send to; and how many sockets here
 wait for it, and how many of their sends were refused or had to wait. --watch reports every change as it happens.
 
---history shows the last hour instead, which the daemon keeps: for how long and how
-often each port was congested, when, and who was to read it and filled it, of all
-ports or of one. In WHEN the hour runs from left to right, up to now; the darker a
-mark, the longer of its time the port was congested: . : + #`,
+--history shows the last hour instead, which the daemon keeps: for how long
+each port was congested, when, and who was to read it and filled it, of all ports or
+of one. TIMES counts from when the port had last been clear for an hour. In WHEN the
+hour runs from left to right, up to now; the darker a mark, the longer of its time
+the port was congested: . : + #`,
 		Example: `  rdsd congestion
   rdsd congestion --watch
   rdsd congestion --history
