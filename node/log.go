@@ -21,6 +21,9 @@ func NewLogger(w io.Writer, c *config.Log) *slog.Logger {
 	level.Set(c.Level.Level)
 	opts := &slog.HandlerOptions{Level: level}
 	if c.Format == "json" {
+		if l, ok := w.(*LogWriter); ok {
+			l.notices = slog.NewJSONHandler(l.w, nil)
+		}
 		return slog.New(&levelHandler{slog.NewJSONHandler(w, opts), level})
 	}
 	return slog.New(&levelHandler{slog.NewTextHandler(w, opts), level})

@@ -1,8 +1,9 @@
 package node
 
 import (
-	"fmt"
+	"context"
 	"io"
+	"log/slog"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -17,8 +18,9 @@ const logQueueBytes = 256 << 10
 // written by a goroutine that lives while there are any. What finds the queue full, or
 // cannot be written, is lost and counted, and the log says so when it goes on.
 type LogWriter struct {
-	w    io.Writer
-	lost *atomic.Uint64 // all there ever were; a counter of the node
+	w       io.Writer
+	notices slog.Handler   // of its own, into w; NewLogger sets that of its format
+	lost    *atomic.Uint64 // all there ever were; a counter of the node
 
 	mu      sync.Mutex
 	lines   [][]byte // guarded by mu
@@ -30,7 +32,7 @@ type LogWriter struct {
 
 // NewLogWriter makes a writer in front of w.
 func NewLogWriter(w io.Writer) *LogWriter {
-	return &LogWriter{w: w, lost: new(atomic.Uint64)}
+	return &LogWriter{w: w, notices: slog.NewTextHandler(w, nil), lost: new(atomic.Uint64)}
 }
 
 // Write queues one line. It reports success always: a logger could do nothing about
@@ -74,8 +76,9 @@ func (l *LogWriter) drain(idle chan struct{}) {
 		}
 		if missing += failed; missing > 0 {
 			// Behind the lines that had a place: the others came after these.
-			_, err := fmt.Fprintf(l.w, "time=%s level=WARN msg=\"log lines were lost: nobody read the log\" lines=%d\n", time.Now().Format(time.RFC3339Nano), missing)
-			if said = err == nil; said {
+			r := slog.NewRecord(time.Now(), slog.LevelWarn, "log lines were lost: nobody read the log", 0)
+			r.AddAttrs(slog.Uint64("lines", missing))
+			if said = l.notices.Handle(context.Background(), r) == nil; said {
 				missing = 0
 			}
 		}

@@ -2,12 +2,15 @@ package node
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"log/slog"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/rdsd/rdsd/node/config"
 )
 
 // stuck is a writer that takes nothing until it is let go.
@@ -29,7 +32,7 @@ func (s *stuck) Write(p []byte) (int, error) {
 func TestLogWriterNeverBlocks(t *testing.T) {
 	s := &stuck{free: make(chan struct{})}
 	w := NewLogWriter(s)
-	log := slog.New(slog.NewTextHandler(w, nil))
+	log := NewLogger(w, &config.Log{Format: "json"})
 	const n = 20000
 	done := make(chan struct{})
 	go func() {
@@ -59,8 +62,13 @@ func TestLogWriterNeverBlocks(t *testing.T) {
 	if kept := strings.Count(out, "a line like any other"); kept != n-int(lost) {
 		t.Errorf("%d lines are there, want %d", kept, n-int(lost))
 	}
-	if !strings.Contains(out, "log lines were lost") || !strings.Contains(out, "lines=") {
+	if !strings.Contains(out, "log lines were lost") || !strings.Contains(out, `"lines":`) {
 		t.Error("nothing says that lines were lost")
+	}
+	for line := range strings.Lines(out) {
+		if !json.Valid([]byte(line)) {
+			t.Errorf("among lines of JSON: %s", line)
+		}
 	}
 	log.Info("and on")
 	w.Flush(20 * time.Second)
