@@ -203,7 +203,7 @@ func knownMetrics(t *testing.T) map[string]bool {
 		t.Fatal(err)
 	}
 	known := map[string]bool{"up": true, "ALERTS": true, "process_start_time_seconds": true, "process_cpu_seconds_total": true,
-		"process_resident_memory_bytes": true, "process_open_fds": true, "process_max_fds": true, "go_goroutines": true}
+		"process_resident_memory_bytes": true, "process_open_fds": true, "go_goroutines": true}
 	for _, m := range regexp.MustCompile("(?m)^\\| `(rdsd?_[a-z0-9_]+)` \\| (\\w+) \\|").FindAllStringSubmatch(string(page), -1) {
 		known[m[1]] = true
 		if m[2] == "histogram" {

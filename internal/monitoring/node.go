@@ -19,9 +19,9 @@ func node() Dashboard {
 				graph("Resident memory", "bytes", "Resident memory of the process, and limits.memory_bytes.",
 					q(`process_resident_memory_bytes{$sel}`, "{{instance}} resident"),
 					q(`rdsd_budget_limit{budget="memory",$sel}`, "{{instance}} limit")),
-				graph("Descriptors and goroutines", "short", "File descriptors open and allowed, and goroutines.",
+				graph("Descriptors and goroutines", "short", "File descriptors open, those that clients may have, and goroutines.",
 					q(`process_open_fds{$sel}`, "{{instance}} open"),
-					q(`process_max_fds{$sel}`, "{{instance}} allowed"),
+					q(`rdsd_budget_limit{budget="descriptors",$sel}`, "{{instance}} for clients"),
 					q(`go_goroutines{$sel}`, "{{instance}} goroutines")),
 			}},
 			{"Peers and paths", []Panel{
