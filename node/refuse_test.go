@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/accept"
 	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/client"
 	"github.com/rdsd/rdsd/node/config"
@@ -177,15 +178,14 @@ func TestDescriptorLimit(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.Close()
-	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC) // the lowest that is free, for a moment
+	used, _, err := accept.Room(uint64(r.Cur), 1, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	unix.Close(fd)
 	for _, keep := range []int{0, 5} {
-		fits := int(r.Cur) - fd - keep
+		fits := int(r.Cur) - used - keep
 		if err := d.Room(fits, keep); err != nil {
-			t.Errorf("room for %d of %d beside %d and %d: %v", fits, r.Cur, fd, keep, err)
+			t.Errorf("room for %d of %d beside %d and %d: %v", fits, r.Cur, used, keep, err)
 		}
 		before := n.deps.Count.DescriptorsRefused.Load()
 		err := d.Room(fits+1, keep)
