@@ -2,7 +2,6 @@ package blk
 
 import (
 	"errors"
-	"fmt"
 	"io"
 	"unsafe"
 
@@ -87,15 +86,15 @@ var (
 	fstat     = unix.Fstat
 )
 
-// failed says which volume it was; the errno is the store's, EIO if it has none.
+// failed says which volume it was. Whatever the errno is, the store has failed: EROFS of a file
+// system that gave up, or ENOTCONN of one in user space that died, would be taken for a refusal
+// of the request, after which nothing is lost.
 func (f *File) failed(what string, off uint64, err error) error {
+	why := ErrMedium
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return rdserr.With(ErrNoSpace, "%s: %s at %d: %v", f.name, what, off, err)
+		why = ErrNoSpace
 	}
-	if _, ok := errors.AsType[unix.Errno](err); !ok {
-		return rdserr.With(ErrMedium, "%s: %s at %d: %v", f.name, what, off, err)
-	}
-	return fmt.Errorf("%s: %s at %d: %w", f.name, what, off, err)
+	return rdserr.With(why, "%s: %s at %d: %v", f.name, what, off, err)
 }
 
 // fallocate keeps the size and tries again when it is interrupted.

@@ -91,6 +91,43 @@ func TestSyncFails(t *testing.T) {
 	}
 }
 
+// TestErrnoOfAStore: with whatever number a store fails, it is not that of a refused request,
+// and a sync that failed with it is lost.
+func TestErrnoOfAStore(t *testing.T) {
+	for _, errno := range []syscall.Errno{syscall.EROFS, syscall.ENOTCONN, syscall.EPERM, syscall.EACCES, syscall.EINVAL,
+		syscall.EOPNOTSUPP, syscall.ESHUTDOWN, syscall.EIO, syscall.ENOSPC, syscall.EDQUOT} {
+		want := ErrMedium
+		if errno == syscall.ENOSPC || errno == syscall.EDQUOT {
+			want = ErrNoSpace
+		}
+		b := make([]byte, 512)
+		f, _ := testFile(t, 1<<20, FileOptions{})
+		write := pwrite
+		pwrite = func(int, []byte, int64) (int, error) { return 0, errno }
+		err := WriteAt(f, b, 0, 0)
+		pwrite = write
+		if !errors.Is(err, want) {
+			t.Errorf("a write that fails with %v: %v; want %v", errno, err, want)
+		}
+		for what, sync := range map[string]func(*File) error{
+			"a flush":          func(f *File) error { return Flush(f) },
+			"a write with FUA": func(f *File) error { return WriteAt(f, b, 0, FUA) },
+		} {
+			f, _ := testFile(t, 1<<20, FileOptions{})
+			old := fdatasync
+			fdatasync = func(int) error { return errno }
+			err := sync(f)
+			fdatasync = old
+			if !errors.Is(err, want) {
+				t.Errorf("%s that fails with %v: %v; want %v", what, errno, err, want)
+			}
+			if err := Flush(f); !errors.Is(err, ErrSyncFailed) {
+				t.Errorf("a flush after %s that failed with %v: %v", what, errno, err)
+			}
+		}
+	}
+}
+
 // TestSyncFailsForAll: those that share a sync share its failure.
 func TestSyncFailsForAll(t *testing.T) {
 	first, release := make(chan bool), make(chan bool)
