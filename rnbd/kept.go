@@ -14,6 +14,8 @@ import (
 type Kept struct {
 	// Verifier is the server's number for the content of the store, 0 if it has none.
 	Verifier uint64
+	// LogicalBlock is the size of its blocks, by which its users have laid out everything; 0: not known.
+	LogicalBlock uint16
 	// SyncLost says that completed writes may be lost: no flush succeeds any more.
 	SyncLost bool
 	// Stale says that the volume was not found as it had been left: it is closed until Remap.
@@ -25,7 +27,7 @@ type Kept struct {
 
 // Kept returns what there is to keep of v now. ClientEnv.Keep and Note say that it is new.
 func (v *Volume) Kept() Kept {
-	return Kept{Verifier: v.store.Verifier, SyncLost: v.syncErr != nil, Stale: v.stale,
+	return Kept{Verifier: v.store.Verifier, LogicalBlock: v.rsp.LogicalBlock, SyncLost: v.syncErr != nil, Stale: v.stale,
 		Flushed: v.syncErr == nil && v.wrote <= v.synced && v.inflight == 0 && v.held == nil}
 }
 
@@ -43,6 +45,9 @@ func (v *Volume) resume(rsp *rnbdwire.OpenRsp, store rnbdwire.Store) error {
 	k := v.former
 	v.former = nil
 	v.rsp, v.store.Verifier = *rsp, k.Verifier
+	if k.LogicalBlock != 0 {
+		v.rsp.LogicalBlock = k.LogicalBlock
+	}
 	// What the former process had not flushed is not known, unless it ended in order. Taken for
 	// something, a changed verifier makes flushes fail, instead of succeeding wrongly.
 	if !k.Flushed && v.access != rnbdwire.ReadOnly && v.info.WriteCache {

@@ -128,6 +128,31 @@ func TestMapAgain(t *testing.T) {
 	}
 }
 
+// TestMapAgainWithOtherBlocks: a store with blocks of another size is not what the users of the
+// volume go on with, and they do not get it by Remap either.
+func TestMapAgainWithOtherBlocks(t *testing.T) {
+	for _, c := range []struct {
+		was  uint16
+		want error
+	}{{512, nil}, {4096, ErrStale}, {0, nil}} {
+		w := newWorld(t, ServerConfig{Boot: 1})
+		w.mem("d", 1<<20)
+		e, v := w.mapAgain(ClientConfig{}, "", Kept{LogicalBlock: c.was})
+		for range 2 {
+			wantErr(t, "a write", e.write(v, 0, 1, 4096, 0), c.want)
+			if k := v.Kept(); k.Stale != (c.want != nil) || c.was != 0 && k.LogicalBlock != c.was {
+				t.Errorf("blocks of %d: %+v", c.was, k)
+			}
+			if c.want != nil {
+				if err := v.Remap(w.now); err != nil {
+					t.Fatal(err)
+				}
+				w.run()
+			}
+		}
+	}
+}
+
 // TestStaleIsToldUntilItIsNoted: the server forgets that another has written as soon as it
 // is asked for something. So nothing is asked until it is written down here: a process that
 // ends before leaves it to the next to learn it.

@@ -101,6 +101,7 @@ type mappingState struct {
 	MaxReconnects int    `json:"max_reconnect_attempts,omitempty"`
 
 	Verifier uint64 `json:"verifier,omitempty"` // rnbd.Kept
+	Block    uint16 `json:"logical_block,omitempty"`
 	SyncLost bool   `json:"sync_lost,omitempty"`
 	Stale    bool   `json:"stale,omitempty"`
 	Flushed  bool   `json:"flushed,omitempty"`
@@ -118,7 +119,7 @@ func (s *exportState) spec() ExportSpec {
 }
 
 func (s *mappingState) kept() rnbd.Kept {
-	return rnbd.Kept{Verifier: s.Verifier, SyncLost: s.SyncLost, Stale: s.Stale, Flushed: s.Flushed}
+	return rnbd.Kept{Verifier: s.Verifier, LogicalBlock: s.Block, SyncLost: s.SyncLost, Stale: s.Stale, Flushed: s.Flushed}
 }
 
 func (s *MapSpec) state(wants, backend string, k rnbd.Kept) mappingState {
@@ -126,7 +127,7 @@ func (s *MapSpec) state(wants, backend string, k rnbd.Kept) mappingState {
 		Paths: s.Paths, Policy: s.Policy, QueueDepth: s.QueueDepth, Access: s.Access, IOTimeout: s.IOTimeout.String(),
 		LossTimeout: s.LossTimeout.String(), OnLoss: s.OnLoss, Persist: s.Persist,
 		Unfenced: s.Unfenced, UnfencedAfter: s.UnfencedAfter.String(), MaxReconnects: s.MaxReconnects,
-		Verifier: k.Verifier, SyncLost: k.SyncLost, Stale: k.Stale, Flushed: k.Flushed}
+		Verifier: k.Verifier, Block: k.LogicalBlock, SyncLost: k.SyncLost, Stale: k.Stale, Flushed: k.Flushed}
 	if s.As == AsNBD {
 		m.Device, m.Chosen = s.Device, wants == "" && s.Device != ""
 		if s.Device == "" { // it was detached, or has not been attached yet
