@@ -48,6 +48,9 @@ type File struct {
 	// told another one. That may take as long as the file system likes, and mu is taken by
 	// Submit, which must not wait.
 	sizing sync.Mutex
+	// shortening is taken after sizing, and held while a file is made shorter, by workers for
+	// reading while they write to it. A write that was checked before would make it long again.
+	shortening sync.RWMutex
 
 	mu       sync.Mutex // held for a few instructions, never over a system call
 	idle     sync.Cond  // inFlight became 0
@@ -297,6 +300,10 @@ func (f *File) resize(size uint64) (bool, error) {
 		return false, rdserr.With(ErrReadOnly, "%s is opened read-only", f.name)
 	case size > MaxSize || size%uint64(info.LogicalBlock) != 0:
 		return false, rdserr.With(rdserr.ErrInvalid, "size %d; want a multiple of %d, at most %d", size, info.LogicalBlock, uint64(MaxSize))
+	}
+	if size < info.Size {
+		f.shortening.Lock()
+		defer f.shortening.Unlock()
 	}
 	if err := eintr.Again(func() error { return ftruncate(f.fd, int64(size)) }); err != nil {
 		return false, fmt.Errorf("%s: %w", f.name, err)

@@ -12,9 +12,18 @@ import (
 
 // do carries out one checked request, syncing aside.
 func (f *File) do(r *Request) error {
-	switch r.Op {
-	case OpRead:
+	if r.Op == OpRead {
 		return f.read(r.Buf, r.Off)
+	}
+	if r.Op.Writes() {
+		f.shortening.RLock()
+		defer f.shortening.RUnlock()
+		// It may have waited while the volume was made shorter.
+		if err := f.Info().CheckRange(r.Op, r.Flags, r.Off, r.Len); err != nil {
+			return err
+		}
+	}
+	switch r.Op {
 	case OpWrite:
 		return f.write(r.Buf, r.Off)
 	case OpDiscard:
