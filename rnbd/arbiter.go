@@ -205,7 +205,7 @@ func (s *Server) verify(id any, owner *Export) uint64 {
 	if owner != nil && owner.Volatile {
 		return owner.verifier
 	}
-	v := mix(s.cfg.Boot, uint64(s.past[id].syncs))
+	v := mix(s.cfg.Boot, uint64(s.recollect(id).syncs))
 	if f, ok := id.(blk.FileID); ok {
 		v = mix(v, f.Ino) // of a file: the number of its device may change when the machine starts
 	}
@@ -247,6 +247,7 @@ func (s *Server) detach(h *handle) {
 	}
 	if v.stores == [2]*store{} {
 		delete(s.volumes, v.id)
+		s.closed(v.id)
 		if v.below.IsValid() {
 			s.below--
 			if s.belowOf[v.below]--; s.belowOf[v.below] == 0 {

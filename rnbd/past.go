@@ -1,6 +1,7 @@
 package rnbd
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/rdsd/rdsd/blk"
@@ -20,11 +21,11 @@ type past struct {
 	closed bool     // it has closed the volume: nothing of it waits. Not kept: without it more is told, not less
 	behind []string // sessions that went without closing it before others wrote, oldest first
 	where  string   // it was found then (try.where)
+	at     uint64   // of Server.pastAt, when it was used last
 }
 
 const (
-	// maxPast bounds what is remembered. Forgetting a failed sync is made up for by
-	// a new value for all (Server.remember).
+	// maxPast bounds what is remembered, beyond the volumes that are open (Server.forget).
 	maxPast = 4096
 	// maxBehind bounds what is remembered of one volume: the last of those that went.
 	maxBehind = 32
@@ -33,9 +34,13 @@ const (
 // wrote remembers which session has the volume for writing, and whether that has to be
 // written down.
 func (s *Server) wrote(o *Opening, id any) {
-	h, p := o.h, s.past[id]
+	h, p := o.h, s.recollect(id)
 	name := h.sess.rt.Name
 	o.before = p
+	// Who wrote last may be forgotten, and that this session went before.
+	if p.writer == "" && s.forgot > 0 && !h.rules.Shared {
+		p.behind = append(slices.Clone(p.behind), name)
+	}
 	if p.writer != "" && p.writer != name && !p.closed && !h.rules.Shared {
 		p.behind = slices.DeleteFunc(slices.Clone(p.behind), func(n string) bool { return n == p.writer })
 		p.behind = append(p.behind[max(0, len(p.behind)-maxBehind+1):], p.writer)
@@ -104,20 +109,78 @@ func (s *Server) left(h *handle) {
 
 // syncLost notes that a sync of a store failed.
 func (s *Server) syncLost(id any) {
-	p := s.past[id]
+	p := s.recollect(id)
 	p.syncs++
 	s.remember(id, p)
 	s.env.Keep()
 }
 
-// remember keeps p. When there is too much of it everything is forgotten, and
-// what was said of any store until now counts as changed.
-func (s *Server) remember(id any, p past) {
-	if _, known := s.past[id]; !known && len(s.past) >= maxPast {
-		clear(s.past)
-		s.cfg.Boot = mix(s.cfg.Boot, 1)
+// recollect is what is remembered of a volume. What is not known may have been forgotten.
+func (s *Server) recollect(id any) past {
+	p, known := s.past[id]
+	if !known {
+		p.syncs = s.forgot
 	}
+	return p
+}
+
+// remember keeps p. When there is too much of it something is forgotten.
+func (s *Server) remember(id any, p past) {
+	if _, known := s.past[id]; !known && len(s.past)+len(s.earlier) >= maxPast {
+		s.forget()
+	}
+	s.pastAt++
+	p.at = s.pastAt
 	s.past[id] = p
+}
+
+// forget forgets the volume that was used first of those that nobody has open; those go before
+// that nobody can miss. Otherwise any volume that is not known may be that one: as many syncs of
+// it have failed then (recollect), and each session is told that others have written (wrote).
+func (s *Server) forget() {
+	var id any
+	var where string
+	first := past{at: ^uint64(0)}
+	for k, p := range s.past {
+		if s.volumes[k] == nil && s.goesBefore(&p, &first) {
+			id, first = k, p
+		}
+	}
+	for k, e := range s.earlier {
+		if p := (past{writer: e.Writer, at: e.at}); s.goesBefore(&p, &first) {
+			id, where, first = nil, k, p
+		}
+	}
+	switch {
+	case id != nil:
+		delete(s.past, id)
+	case where != "":
+		delete(s.earlier, where)
+	default: // all are open
+		return
+	}
+	if s.missed(&first) {
+		s.forgot = max(s.forgot, first.syncs, 1)
+	}
+}
+
+func (s *Server) goesBefore(p, o *past) bool {
+	if m := s.missed(p); m != s.missed(o) {
+		return !m
+	}
+	return p.at < o.at
+}
+
+// missed tells whether a session may be one that has to be told what p says.
+func (s *Server) missed(p *past) bool {
+	return !p.closed || len(p.behind) > 0 || p.syncs > s.forgot
+}
+
+// closed notes that nobody has a volume open any more.
+func (s *Server) closed(id any) {
+	if p, known := s.past[id]; known {
+		s.remember(id, p)
+	}
 }
 
 // recall takes up what an earlier start of the machine knew of a volume, which it finds by
@@ -144,15 +207,30 @@ type Past struct {
 	Earlier bool     // ID is of an earlier start of the machine, and Syncs say nothing
 }
 
-// Past lists it, in no order. ServerEnv.Keep says that there is something new.
-func (s *Server) Past() (list []Past) {
+// aged is a Past and past.at.
+type aged struct {
+	Past
+	at uint64
+}
+
+// Past lists it, what was used first first. ServerEnv.Keep says that there is something new.
+func (s *Server) Past() []Past {
+	var all []aged
 	for id, p := range s.past {
 		if f, ok := id.(blk.FileID); ok {
-			list = append(list, Past{ID: f, Syncs: p.syncs, Writer: p.writer, Behind: p.behind, Where: p.where})
+			all = append(all, aged{Past{ID: f, Syncs: p.syncs, Writer: p.writer, Behind: p.behind, Where: p.where}, p.at})
 		}
 	}
 	for _, p := range s.earlier { // nobody has opened it since
-		list = append(list, p)
+		all = append(all, p)
+	}
+	slices.SortFunc(all, func(a, b aged) int { return cmp.Compare(a.at, b.at) })
+	list := make([]Past, len(all))
+	for i := range all {
+		list[i] = all[i].Past
 	}
 	return list
 }
+
+// Forgot says what is not in Past any more, for the next Server: 0: nothing that matters.
+func (s *Server) Forgot() uint32 { return s.forgot }

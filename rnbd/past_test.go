@@ -319,3 +319,130 @@ func TestBehindIsBounded(t *testing.T) {
 		t.Errorf("%d are remembered, from %q to %q, and %q", len(p.Behind), p.Behind[0], p.Behind[len(p.Behind)-1], p.Writer)
 	}
 }
+
+// flood has the server remember so many other files that there is no room for more.
+func (w *world) flood(p past) {
+	for i := range maxPast {
+		w.srv.remember(blk.FileID{Ino: uint64(i), Dev: 1 << 40}, p)
+	}
+	if n := len(w.srv.past) + len(w.srv.earlier); n > maxPast {
+		w.t.Errorf("%d are remembered", n)
+	}
+}
+
+// TestForgottenAreTold: what the server had to forget it does not take for nothing: not after a
+// start of its own either.
+func TestForgottenAreTold(t *testing.T) {
+	for _, c := range []struct {
+		what           string
+		start, earlier bool
+	}{{"", false, false}, {"a start of the daemon", true, false}, {"a start of the machine, before the others", true, true}} {
+		w, exp, a, va, late := twoWriters(t, ServerConfig{Boot: 7, Notes: true})
+		if c.earlier {
+			past := w.srv.Past()
+			past[0].Earlier = true
+			w.restart(ServerConfig{Boot: 8, Past: past, Notes: true}, exp)
+		}
+		w.flood(past{writer: "z"})
+		if c.start {
+			w.restart(ServerConfig{Boot: 8, Past: w.srv.Past(), Forgot: w.srv.Forgot(), Notes: true}, exp)
+		}
+		// Also if the first answer is lost, and after one that failed.
+		w.noteErr = syscall.ENOSPC
+		a.connect()
+		a.cut()
+		w.run()
+		w.noteErr, w.holdNote = nil, true
+		a.connect()
+		w.srv.Noted(w.now, w.notes[0], nil)
+		a.cut()
+		w.notes, w.holdNote = nil, false
+		w.run()
+		a.connect()
+		if rdserr.Errno(late.Err) != rdserr.Errno(ErrStale) {
+			t.Errorf("%s: the write that waited: %v, want %v", c.what, late.Err, ErrStale)
+		}
+		wantState(t, "the writer that was away", va, Closed)
+	}
+}
+
+// TestForgottenFirst: a volume that is open, and one whose session went, are not forgotten for
+// others that nobody needs.
+func TestForgottenFirst(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f")
+	writeFile(t, path, 1<<20)
+	w := newWorld(t, ServerConfig{Boot: 7})
+	w.export(&Export{Name: "d", Path: path})
+	a := w.client("a")
+	va := a.mustMap("d", rw)
+	w.flood(past{writer: "z"}) // while it is open
+	if w.srv.Forgot() != 1 {
+		t.Errorf("%d is forgotten; want 1", w.srv.Forgot())
+	}
+	a.cut()
+	w.run()
+	w.flood(past{writer: "z", closed: true})
+	w.srv.remember(blk.FileID{Ino: 1 << 20, Dev: 1 << 40}, past{writer: "z"})
+	late := &blk.Request{Op: blk.OpWrite, Len: 512, Buf: make([]byte, 512)}
+	a.submit(va, late)
+	a.connect()
+	if wantState(t, "nobody else has written", va, Open); late.Err != nil {
+		t.Errorf("a write that waited: %v", late.Err)
+	}
+}
+
+// TestForgottenInTurn: of those that are needed all the same the first goes first, also after a start.
+func TestForgottenInTurn(t *testing.T) {
+	ids := []blk.FileID{{Ino: 9}, {Ino: 2}, {Ino: 5}, {Ino: 1}}
+	w := newWorld(t, ServerConfig{Boot: 7})
+	for _, id := range ids {
+		w.srv.remember(id, past{writer: "z"})
+	}
+	w.srv.closed(ids[1])
+	list := w.srv.Past()
+	list[0].Earlier, list[0].Where = true, "/f"
+	w.restart(ServerConfig{Boot: 7, Past: list})
+	order := []blk.FileID{ids[0], ids[2], ids[3], ids[1]}
+	for i := range maxPast {
+		w.srv.remember(blk.FileID{Ino: uint64(i), Dev: 1}, past{writer: "z"})
+		if i < maxPast-len(order) {
+			continue
+		}
+		order = order[1:]
+		for n, p := range w.srv.Past()[:len(order)] {
+			if p.ID != order[n] {
+				t.Fatalf("number %d is %+v; want %v", n, p, order)
+			}
+		}
+	}
+}
+
+// TestForgottenSyncs: a sync that failed is told although it was forgotten, and another one after it.
+func TestForgottenSyncs(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f")
+	writeFile(t, path, 1<<20)
+	exp := &Export{Name: "d", Path: path, Rules: Rules{Shared: true}} // of which nobody is told who wrote
+	w := newWorld(t, ServerConfig{Boot: 7})
+	w.export(exp)
+	a := w.client("a")
+	va := a.mustMap("d", rw)
+	if err := a.write(va, 0, 1, 512, 0); err != nil {
+		t.Fatal(err)
+	}
+	id := w.srv.sessions[0].handles[0].store.vol.id
+	a.cut()
+	w.run()
+	w.srv.syncLost(id)
+	w.srv.syncLost(id)
+	w.flood(past{writer: "z"})
+	if w.srv.Forgot() != 2 {
+		t.Errorf("%d is forgotten; want 2", w.srv.Forgot())
+	}
+	w.restart(ServerConfig{Boot: 7, Past: w.srv.Past(), Forgot: w.srv.Forgot()}, exp)
+	a.connect()
+	wantErr(t, "a flush", a.flush(va), blk.ErrSyncFailed)
+	before := w.srv.verify(id, nil)
+	if w.srv.syncLost(id); w.srv.verify(id, nil) == before {
+		t.Error("one more that failed does not show")
+	}
+}

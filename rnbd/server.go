@@ -24,7 +24,9 @@ type Server struct {
 	below    int              // of them: stores below roots
 	belowOf  map[peerAddr]int // these by who opened them
 	past     map[any]past     // closed volumes, by identity
-	earlier  map[string]Past  // closed before the machine was started, by Past.Where
+	earlier  map[string]aged  // closed before the machine was started, by Past.Where
+	pastAt   uint64           // of the last use of a volume
+	forgot   uint32           // how many failed syncs of a volume may be forgotten, at least 1 if who wrote it may be
 	held     map[holder]holding
 	heldAt   uint64     // of the last
 	nextID   uint32     // of a device
@@ -56,12 +58,13 @@ const maxOrphans = 1024
 // NewServer returns a server without exports.
 func NewServer(cfg ServerConfig, env ServerEnv, rt Replier, rnd *rand.Rand) *Server {
 	s := &Server{cfg: cfg, env: env, rt: rt, rnd: rnd,
-		exports: map[string]*Export{}, volumes: map[any]*volume{}, belowOf: map[peerAddr]int{}, past: map[any]past{}, earlier: map[string]Past{}, held: map[holder]holding{}}
-	for _, p := range cfg.Past[:min(len(cfg.Past), maxPast)] {
+		exports: map[string]*Export{}, volumes: map[any]*volume{}, belowOf: map[peerAddr]int{}, past: map[any]past{}, earlier: map[string]aged{}, held: map[holder]holding{}, forgot: cfg.Forgot}
+	for _, p := range cfg.Past {
+		s.pastAt++
 		if p.Earlier {
-			s.earlier[p.Where] = p
+			s.earlier[p.Where] = aged{p, s.pastAt}
 		} else {
-			s.past[p.ID] = past{syncs: p.Syncs, writer: p.Writer, behind: p.Behind, where: p.Where}
+			s.past[p.ID] = past{syncs: p.Syncs, writer: p.Writer, behind: p.Behind, where: p.Where, at: s.pastAt}
 		}
 	}
 	for _, g := range cfg.Held[:min(len(cfg.Held), maxHeld)] {

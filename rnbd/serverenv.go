@@ -80,6 +80,8 @@ type ServerConfig struct {
 	// sync is told to clients that were away, and a session that was away while another
 	// wrote does not go on writing.
 	Past []Past
+	// Forgot is the result of Server.Forgot, likewise.
+	Forgot uint32
 	// Held is the result of Server.Held, likewise: a session that was away does not go on
 	// writing where its name leads to another store now.
 	Held []Held

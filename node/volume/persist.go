@@ -44,7 +44,8 @@ func (s *MapSpec) lasts() bool { return s.Persist || s.As == AsNBD }
 func (h *Host) snapshot(running bool) state {
 	var st state
 	if h.srv != nil {
-		st.Past, st.Held, st.Kernels = h.srv.past(), h.srv.held(), h.srv.kernels()
+		st.Past, st.Forgot = h.srv.past()
+		st.Held, st.Kernels = h.srv.held(), h.srv.kernels()
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -83,7 +83,7 @@ func newServer(h *Host, old *state) (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.rn = rnbd.NewServer(rnbd.ServerConfig{Boot: h.store.bootNumber(), Past: h.store.past(old), Held: h.store.held(old), Notes: h.store.disk != nil, MaxVolumes: c.MaxExports}, (*exportEnv)(s), s.rt, rnd)
+	s.rn = rnbd.NewServer(rnbd.ServerConfig{Boot: h.store.bootNumber(), Past: h.store.past(old), Forgot: old.Forgot, Held: h.store.held(old), Notes: h.store.disk != nil, MaxVolumes: c.MaxExports}, (*exportEnv)(s), s.rt, rnd)
 	s.init(h, func(now time.Duration) { s.rt.Tick(now) }, s.rt.Next, func() {
 		now := s.lock(s.clock())
 		s.due(now)
@@ -94,17 +94,15 @@ func newServer(h *Host, old *state) (*server, error) {
 }
 
 // past is what a next Host must know of what this one serves.
-func (s *server) past() (list []pastState) {
+func (s *server) past() (list []pastState, forgot uint32) {
 	done := s.look()
 	past := s.rn.Past()
+	forgot = s.rn.Forgot()
 	done()
 	for _, p := range past {
 		list = append(list, pastState{p.ID.Dev, p.ID.Ino, p.ID.Block, p.Syncs, p.Writer, p.Behind, p.Where, p.Earlier})
 	}
-	slices.SortFunc(list, func(a, b pastState) int {
-		return cmp.Or(cmp.Compare(a.Dev, b.Dev), cmp.Compare(a.Ino, b.Ino), cmp.Compare(a.Where, b.Where))
-	})
-	return list
+	return list, forgot
 }
 
 // held is likewise what sessions have open for writing, or have not closed.

@@ -38,7 +38,8 @@ type state struct {
 	NextID   uint64         `json:"next_id"`
 	Exports  []exportState  `json:"exports,omitempty"`
 	Mappings []mappingState `json:"mappings,omitempty"`
-	Past     []pastState    `json:"past,omitempty"`
+	Past     []pastState    `json:"past,omitempty"` // in the order of rnbd.Server.Past
+	Forgot   uint32         `json:"forgot,omitempty"`
 	Held     []heldState    `json:"held,omitempty"`
 	Kernels  *kernelsState  `json:"kernels,omitempty"`
 }

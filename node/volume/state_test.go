@@ -27,7 +27,7 @@ func TestStateSurvives(t *testing.T) {
 	mapping := MapSpec{ID: "v7", Node: "n", Name: "d", As: AsSocket, Socket: "/s", Session: "a-b", Paths: []PathSpec{{Src: "", Dst: "n:1"}},
 		Policy: rtrs.MinLatency.String(), QueueDepth: 8, Access: AccessRW, IOTimeout: 3 * time.Second, LossTimeout: time.Minute, OnLoss: OnLossError, Persist: true}
 	want := state{Running: true, NextID: 8, Exports: []exportState{export.state()}, Mappings: []mappingState{mapping.state("", "", rnbd.Kept{Verifier: 1<<64 - 1, LogicalBlock: 4096, SyncLost: true, Stale: true, Flushed: true})},
-		Past: []pastState{{Dev: 3, Ino: 4, Syncs: 1, Writer: "a-b", Behind: []string{"x", "y"}, Where: "/disk"}, {Dev: 5, Block: true, Writer: "c"}},
+		Past: []pastState{{Dev: 3, Ino: 4, Syncs: 1, Writer: "a-b", Behind: []string{"x", "y"}, Where: "/disk"}, {Dev: 5, Block: true, Writer: "c"}}, Forgot: 3,
 		Held: []heldState{{Session: "a-b", Name: "d", Dev: 3, Ino: 4, Where: "/disk"}, {Session: "c", Name: "e", Dev: 5, Block: true, Earlier: true}}}
 	if err := s.write(func() state { return want }); err != nil {
 		t.Fatal(err)
