@@ -233,6 +233,10 @@ func (v *volume) remove(h *handle) {
 func (s *Server) detach(h *handle) {
 	st := h.store
 	v := st.vol
+	// From where it came is known to the end now, and is what it is known by when it is back.
+	if s.writesFrom(h) {
+		s.env.Keep()
+	}
 	v.remove(h)
 	if h.writes() {
 		v.writers--

@@ -17,9 +17,9 @@ import (
 // outlives them, where the environment keeps it (ServerConfig.Notes).
 type past struct {
 	syncs  uint32   // that failed
-	writer string   // the session that opened it for writing last
+	writer Writer   // the session that opened it for writing last
 	closed bool     // it has closed the volume: nothing of it waits. Not kept: without it more is told, not less
-	behind []string // sessions that went without closing it before others wrote, oldest first
+	behind []Writer // sessions that went without closing it before others wrote, oldest first
 	where  string   // it was found then (try.where)
 	at     uint64   // of Server.pastAt, when it was used last
 }
@@ -35,24 +35,26 @@ const (
 // written down.
 func (s *Server) wrote(o *Opening, id any) {
 	h, p := o.h, s.recollect(id)
-	name := h.sess.rt.Name
+	me := h.writer()
 	o.before = p
 	// Who wrote last may be forgotten, and that this session went before.
-	if p.writer == "" && s.forgot > 0 && !h.rules.Shared {
-		p.behind = append(slices.Clone(p.behind), name)
+	if p.writer.Name == "" && s.forgot > 0 && !h.rules.Shared {
+		p.behind = append(slices.Clone(p.behind), me)
 	}
-	if p.writer != "" && p.writer != name && !p.closed && !h.rules.Shared {
-		p.behind = slices.DeleteFunc(slices.Clone(p.behind), func(n string) bool { return n == p.writer })
+	another := !me.same(&p.writer)
+	if p.writer.Name != "" && another && !p.closed && !h.rules.Shared {
+		p.behind = p.writer.without(p.behind)
 		p.behind = append(p.behind[max(0, len(p.behind)-maxBehind+1):], p.writer)
 	}
 	h.where = o.found.where()
-	h.foreign = s.holds(o) || !h.rules.Shared && (p.writer != "" && p.writer != name || slices.Contains(p.behind, name))
-	_, lasts := id.(blk.FileID)               // what does not is not found again
-	another := p.writer != name || h.beside() // whose note may not be written yet
-	o.note = s.cfg.Notes && lasts && !h.rules.Shared && another
-	p.writer, p.closed, p.where = name, false, h.where
+	h.foreign = s.holds(o) || !h.rules.Shared && (p.writer.Name != "" && another || me.among(p.behind))
+	_, lasts := id.(blk.FileID)     // what does not is not found again
+	unsaid := another || h.beside() // whose note may not be written yet
+	o.note = s.cfg.Notes && lasts && !h.rules.Shared && unsaid
+	unsaid = unsaid || !me.equal(&p.writer)
+	p.writer, p.closed, p.where = me, false, h.where
 	s.remember(id, p)
-	if (another || o.held) && !o.note {
+	if (unsaid || o.held) && !o.note {
 		s.env.Keep()
 	}
 }
@@ -66,8 +68,8 @@ func (s *Server) unwrote(o *Opening) {
 	if o.held {
 		delete(s.held, o.h.holder())
 	}
-	id := o.h.store.vol.id
-	if p := s.past[id]; p.writer == o.h.sess.rt.Name {
+	id, me := o.h.store.vol.id, o.h.writer()
+	if p := s.past[id]; me.same(&p.writer) {
 		p.writer, p.closed, p.behind = o.before.writer, o.before.closed, o.before.behind
 		s.remember(id, p)
 	}
@@ -85,10 +87,9 @@ func (s *Server) request(h *handle) {
 	}
 	h.foreign = false // its client goes on all the same
 	s.hold(h)
-	id, name := h.store.vol.id, h.sess.rt.Name
-	p := s.past[id]
-	if i := slices.Index(p.behind, name); i >= 0 {
-		p.behind = slices.Delete(slices.Clone(p.behind), i, i+1)
+	id, me := h.store.vol.id, h.writer()
+	if p := s.past[id]; me.among(p.behind) {
+		p.behind = me.without(p.behind)
 		s.remember(id, p)
 	}
 	s.env.Keep()
@@ -100,8 +101,8 @@ func (s *Server) left(h *handle) {
 		return
 	}
 	delete(s.held, h.holder())
-	if id := h.store.vol.id; s.past[id].writer == h.sess.rt.Name {
-		p := s.past[id]
+	id, me := h.store.vol.id, h.writer()
+	if p := s.past[id]; me.same(&p.writer) {
 		p.closed = true
 		s.remember(id, p)
 	}
@@ -201,8 +202,8 @@ func (s *Server) recall(id any, where string) {
 type Past struct {
 	ID      blk.FileID
 	Syncs   uint32   // that failed
-	Writer  string   // the session that opened it for writing last
-	Behind  []string // sessions that went before another wrote, and have not been told
+	Writer  Writer   // the session that opened it for writing last
+	Behind  []Writer // sessions that went before another wrote, and have not been told
 	Where   string   // the place where it was found then
 	Earlier bool     // ID is of an earlier start of the machine, and Syncs say nothing
 }
@@ -215,6 +216,11 @@ type aged struct {
 
 // Past lists it, what was used first first. ServerEnv.Keep says that there is something new.
 func (s *Server) Past() []Past {
+	for _, v := range s.volumes {
+		for _, h := range v.handles {
+			s.writesFrom(h)
+		}
+	}
 	var all []aged
 	for id, p := range s.past {
 		if f, ok := id.(blk.FileID); ok {

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -39,6 +38,15 @@ func twoWriters(t *testing.T, cfg ServerConfig) (w *world, exp *Export, a *end, 
 	return w, exp, a, va, late
 }
 
+// names are those of a list, in order.
+func names(list []Writer) string {
+	var b strings.Builder
+	for _, w := range list {
+		b.WriteString(w.Name)
+	}
+	return b.String()
+}
+
 // TestBehindOverStarts: B6 holds although the daemon or the machine that let another session
 // write is not the one that the first finds when it is back; a device number may have
 // changed, and another file at that place is another file.
@@ -59,12 +67,12 @@ func TestBehindOverStarts(t *testing.T) {
 		t.Run(c.what, func(t *testing.T) {
 			w, exp, a, va, late := twoWriters(t, ServerConfig{Boot: 7, Notes: true})
 			past := w.srv.Past()
-			if len(past) != 1 || past[0].Writer != "b" || !slices.Equal(past[0].Behind, []string{"a"}) || past[0].Where != exp.Path {
+			if len(past) != 1 || past[0].Writer.Name != "b" || names(past[0].Behind) != "a" || past[0].Where != exp.Path {
 				t.Fatalf("what is remembered: %+v", past)
 			}
 			c.change(&past[0])
 			w.restart(ServerConfig{Boot: c.boot, Past: past, Notes: true}, exp)
-			if got := w.srv.Past(); len(got) != 1 || got[0].Writer != "b" || got[0].Earlier != past[0].Earlier {
+			if got := w.srv.Past(); len(got) != 1 || got[0].Writer.Name != "b" || got[0].Earlier != past[0].Earlier {
 				t.Errorf("before anybody opens it: %+v", got)
 			}
 			a.connect()
@@ -106,7 +114,7 @@ func TestOpenedAgainBeforeItWasNoted(t *testing.T) {
 	w.srv.Noted(w.now, w.notes[0], nil)
 	w.notes, w.holdNote = w.notes[1:], false
 	w.run()
-	if past, held := w.srv.Past()[0], w.srv.Held(); past.Writer != "x" || len(held) != 2 {
+	if past, held := w.srv.Past()[0], w.srv.Held(); past.Writer.Name != "x" || len(held) != 2 {
 		t.Errorf("known are the writer %q and %+v, want x and two names", past.Writer, held)
 	}
 	if err := errors.Join(x.write(vx, 0, 2, 512, 0), vx.Unmap(w.now)); err != nil {
@@ -184,7 +192,7 @@ func TestBehindUntilSeen(t *testing.T) {
 	if rdserr.Errno(late.Err) != rdserr.Errno(ErrStale) {
 		t.Errorf("the write that waited: %v, want %v", late.Err, ErrStale)
 	}
-	if p := w.srv.Past(); !slices.Equal(p[0].Behind, []string{"b"}) || w.kept == 0 {
+	if p := w.srv.Past(); names(p[0].Behind) != "b" || w.kept == 0 {
 		t.Errorf("after it has closed the volume: %+v; Keep was called %d times", p[0], w.kept)
 	}
 	// It goes on with the volume as it is.
@@ -256,7 +264,7 @@ func TestNotesFirst(t *testing.T) {
 	if e := w.events[len(w.events)-1]; e.Kind != ServerRefused || !strings.Contains(e.Err.Error(), "written down") || !strings.Contains(e.Err.Error(), "no space") {
 		t.Errorf("the event: %v %v", e.Kind, e.Err)
 	}
-	if got := w.srv.Past(); got[0].Writer != before[0].Writer || len(got[0].Behind) != 0 {
+	if got := w.srv.Past(); !got[0].Writer.equal(&before[0].Writer) || len(got[0].Behind) != 0 {
 		t.Errorf("refused, and remembered all the same: %+v", got)
 	}
 	if n := len(w.srv.volumes); n != 0 {
@@ -295,7 +303,7 @@ func TestNotesFirst(t *testing.T) {
 			t.Errorf("%d writers are left", v.writers)
 		}
 	}
-	if got := w.srv.Past(); got[0].Writer != "a" || len(got[0].Behind) != 0 {
+	if got := w.srv.Past(); got[0].Writer.Name != "a" || len(got[0].Behind) != 0 {
 		t.Errorf("a session that went before it was let in is remembered: %+v", got)
 	} else if got[0].Syncs != 1 {
 		t.Errorf("a sync failed while it was noted, and is forgotten: %+v", got)
@@ -315,7 +323,7 @@ func TestBehindIsBounded(t *testing.T) {
 		w.run()
 	}
 	p := w.srv.Past()[0]
-	if len(p.Behind) != maxBehind || p.Behind[maxBehind-1] != "Bj" || p.Writer != "Bk" || p.Behind[0] != "Ae" {
+	if len(p.Behind) != maxBehind || p.Behind[maxBehind-1].Name != "Bj" || p.Writer.Name != "Bk" || p.Behind[0].Name != "Ae" {
 		t.Errorf("%d are remembered, from %q to %q, and %q", len(p.Behind), p.Behind[0], p.Behind[len(p.Behind)-1], p.Writer)
 	}
 }
@@ -343,7 +351,7 @@ func TestForgottenAreTold(t *testing.T) {
 			past[0].Earlier = true
 			w.restart(ServerConfig{Boot: 8, Past: past, Notes: true}, exp)
 		}
-		w.flood(past{writer: "z"})
+		w.flood(past{writer: Writer{Name: "z"}})
 		if c.start {
 			w.restart(ServerConfig{Boot: 8, Past: w.srv.Past(), Forgot: w.srv.Forgot(), Notes: true}, exp)
 		}
@@ -375,14 +383,14 @@ func TestForgottenFirst(t *testing.T) {
 	w.export(&Export{Name: "d", Path: path})
 	a := w.client("a")
 	va := a.mustMap("d", rw)
-	w.flood(past{writer: "z"}) // while it is open
+	w.flood(past{writer: Writer{Name: "z"}}) // while it is open
 	if w.srv.Forgot() != 1 {
 		t.Errorf("%d is forgotten; want 1", w.srv.Forgot())
 	}
 	a.cut()
 	w.run()
-	w.flood(past{writer: "z", closed: true})
-	w.srv.remember(blk.FileID{Ino: 1 << 20, Dev: 1 << 40}, past{writer: "z"})
+	w.flood(past{writer: Writer{Name: "z"}, closed: true})
+	w.srv.remember(blk.FileID{Ino: 1 << 20, Dev: 1 << 40}, past{writer: Writer{Name: "z"}})
 	late := &blk.Request{Op: blk.OpWrite, Len: 512, Buf: make([]byte, 512)}
 	a.submit(va, late)
 	a.connect()
@@ -396,7 +404,7 @@ func TestForgottenInTurn(t *testing.T) {
 	ids := []blk.FileID{{Ino: 9}, {Ino: 2}, {Ino: 5}, {Ino: 1}}
 	w := newWorld(t, ServerConfig{Boot: 7})
 	for _, id := range ids {
-		w.srv.remember(id, past{writer: "z"})
+		w.srv.remember(id, past{writer: Writer{Name: "z"}})
 	}
 	w.srv.closed(ids[1])
 	list := w.srv.Past()
@@ -404,7 +412,7 @@ func TestForgottenInTurn(t *testing.T) {
 	w.restart(ServerConfig{Boot: 7, Past: list})
 	order := []blk.FileID{ids[0], ids[2], ids[3], ids[1]}
 	for i := range maxPast {
-		w.srv.remember(blk.FileID{Ino: uint64(i), Dev: 1}, past{writer: "z"})
+		w.srv.remember(blk.FileID{Ino: uint64(i), Dev: 1}, past{writer: Writer{Name: "z"}})
 		if i < maxPast-len(order) {
 			continue
 		}
@@ -434,7 +442,7 @@ func TestForgottenSyncs(t *testing.T) {
 	w.run()
 	w.srv.syncLost(id)
 	w.srv.syncLost(id)
-	w.flood(past{writer: "z"})
+	w.flood(past{writer: Writer{Name: "z"}})
 	if w.srv.Forgot() != 2 {
 		t.Errorf("%d is forgotten; want 2", w.srv.Forgot())
 	}

@@ -232,6 +232,12 @@ func (s *Server) Down(now time.Duration, e *rtrs.ServerSession) {
 func (s *Server) Stale(now time.Duration, e *rtrs.ServerSession) {
 	if sess, _ := e.Ctx.(*session); sess != nil {
 		s.giveUp(now, sess, func(w *waiting) bool { return w.r.Stale() && !w.h.keeps() })
+		// It may come back over another of its paths than that by which it has come.
+		for _, h := range sess.handles {
+			if h.store != nil && s.writesFrom(h) {
+				s.env.Keep()
+			}
+		}
 	}
 }
 

@@ -376,7 +376,7 @@ func (p *program) seen() string {
 	past := p.srv.Past()
 	slices.SortFunc(past, func(a, b Past) int { return cmp.Compare(a.Where, b.Where) })
 	for _, x := range past {
-		slices.Sort(x.Behind)
+		slices.SortFunc(x.Behind, func(a, b Writer) int { return cmp.Compare(a.Name, b.Name) })
 		p.note("past: %+v", x)
 	}
 	for _, x := range p.held() {

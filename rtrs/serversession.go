@@ -111,6 +111,9 @@ func (e *ServerSession) Kernel() bool { return e.kernel }
 // UUID is the session's number.
 func (e *ServerSession) UUID() [16]byte { return e.uuid }
 
+// Addrs are where its paths came from, gone ones included. The slice is new.
+func (e *ServerSession) Addrs() []netip.Addr { return slices.Clone(e.addrs) }
+
 // Paths are those that are or were connected and have not ended. The slice is new.
 func (e *ServerSession) Paths() []*ServerPath { return slices.Clone(e.paths) }
 

@@ -99,8 +99,8 @@ func (s *server) past() (list []pastState, forgot uint32) {
 	past := s.rn.Past()
 	forgot = s.rn.Forgot()
 	done()
-	for _, p := range past {
-		list = append(list, pastState{p.ID.Dev, p.ID.Ino, p.ID.Block, p.Syncs, p.Writer, p.Behind, p.Where, p.Earlier})
+	for i := range past {
+		list = append(list, stateOfPast(&past[i]))
 	}
 	return list, forgot
 }

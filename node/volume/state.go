@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -46,14 +47,67 @@ type state struct {
 
 // pastState is what the server knows of a file or block device (rnbd.Past).
 type pastState struct {
-	Dev     uint64   `json:"dev"`
-	Ino     uint64   `json:"ino,omitempty"`
-	Block   bool     `json:"block,omitempty"`
-	Syncs   uint32   `json:"failed_syncs,omitempty"`
-	Writer  string   `json:"writer,omitempty"`
-	Behind  []string `json:"behind,omitempty"`
-	Where   string   `json:"where,omitempty"`
-	Earlier bool     `json:"earlier,omitempty"`
+	Dev      uint64        `json:"dev"`
+	Ino      uint64        `json:"ino,omitempty"`
+	Block    bool          `json:"block,omitempty"`
+	Syncs    uint32        `json:"failed_syncs,omitempty"`
+	Writer   string        `json:"writer,omitempty"`
+	WriterIs *writerState  `json:"writer_is,omitempty"`
+	Behind   []string      `json:"behind,omitempty"`
+	Behinds  []writerState `json:"behind_are,omitempty"` // as many; none: an earlier version wrote it
+	Where    string        `json:"where,omitempty"`
+	Earlier  bool          `json:"earlier,omitempty"`
+}
+
+// writerState is what is known of a session beside its name (rnbd.Writer).
+type writerState struct {
+	UUID string       `json:"uuid,omitempty"`
+	From []netip.Addr `json:"from,omitempty"`
+}
+
+func stateOfPast(p *rnbd.Past) pastState {
+	s := pastState{Dev: p.ID.Dev, Ino: p.ID.Ino, Block: p.ID.Block, Syncs: p.Syncs, Writer: p.Writer.Name, Where: p.Where, Earlier: p.Earlier}
+	if is := stateOfWriter(&p.Writer); is.UUID != "" || len(is.From) > 0 {
+		s.WriterIs = &is
+	}
+	for i := range p.Behind {
+		s.Behind = append(s.Behind, p.Behind[i].Name)
+		s.Behinds = append(s.Behinds, stateOfWriter(&p.Behind[i]))
+	}
+	return s
+}
+
+func stateOfWriter(w *rnbd.Writer) writerState {
+	s := writerState{From: w.From}
+	if w.UUID != [16]byte{} {
+		s.UUID = hex.EncodeToString(w.UUID[:])
+	}
+	return s
+}
+
+func (s *pastState) past() rnbd.Past {
+	p := rnbd.Past{ID: blk.FileID{Dev: s.Dev, Ino: s.Ino, Block: s.Block}, Syncs: s.Syncs, Where: s.Where, Earlier: s.Earlier}
+	p.Writer = s.WriterIs.writer(s.Writer)
+	for i, name := range s.Behind {
+		var is *writerState
+		if len(s.Behinds) == len(s.Behind) {
+			is = &s.Behinds[i]
+		}
+		p.Behind = append(p.Behind, is.writer(name))
+	}
+	return p
+}
+
+// writer is that of a name; nil: nothing else is known.
+func (s *writerState) writer(name string) rnbd.Writer {
+	w := rnbd.Writer{Name: name}
+	if s != nil {
+		w.From = s.From
+		if b, err := hex.DecodeString(s.UUID); err == nil {
+			copy(w.UUID[:], b)
+		}
+	}
+	return w
 }
 
 // heldState is which store a session has open for writing under a name (rnbd.Held).
@@ -235,8 +289,9 @@ func (s *store) past(st *state) (list []rnbd.Past) {
 		if earlier && p.Where == "" { // written by a version that did not know it
 			continue
 		}
-		list = append(list, rnbd.Past{ID: blk.FileID{Dev: p.Dev, Ino: p.Ino, Block: p.Block}, Syncs: p.Syncs,
-			Writer: p.Writer, Behind: p.Behind, Where: p.Where, Earlier: p.Earlier || earlier})
+		k := p.past()
+		k.Earlier = k.Earlier || earlier
+		list = append(list, k)
 	}
 	return list
 }

@@ -26,8 +26,10 @@ func TestStateSurvives(t *testing.T) {
 		Allow: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, Sessions: []string{"web-*"}, Persist: true}
 	mapping := MapSpec{ID: "v7", Node: "n", Name: "d", As: AsSocket, Socket: "/s", Session: "a-b", Paths: []PathSpec{{Src: "", Dst: "n:1"}},
 		Policy: rtrs.MinLatency.String(), QueueDepth: 8, Access: AccessRW, IOTimeout: 3 * time.Second, LossTimeout: time.Minute, OnLoss: OnLossError, Persist: true}
+	from := []netip.Addr{netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("fd00::9")}
 	want := state{Running: true, NextID: 8, Exports: []exportState{export.state()}, Mappings: []mappingState{mapping.state("", "", rnbd.Kept{Verifier: 1<<64 - 1, LogicalBlock: 4096, SyncLost: true, Stale: true, Flushed: true})},
-		Past: []pastState{{Dev: 3, Ino: 4, Syncs: 1, Writer: "a-b", Behind: []string{"x", "y"}, Where: "/disk"}, {Dev: 5, Block: true, Writer: "c"}}, Forgot: 3,
+		Past: []pastState{{Dev: 3, Ino: 4, Syncs: 1, Writer: "a-b", WriterIs: &writerState{UUID: "0102030405060708090a0b0c0d0e0f10", From: from},
+			Behind: []string{"x", "y"}, Behinds: []writerState{{}, {From: from[1:]}}, Where: "/disk"}, {Dev: 5, Block: true, Writer: "c"}}, Forgot: 3,
 		Held: []heldState{{Session: "a-b", Name: "d", Dev: 3, Ino: 4, Where: "/disk"}, {Session: "c", Name: "e", Dev: 5, Block: true, Earlier: true}}}
 	if err := s.write(func() state { return want }); err != nil {
 		t.Fatal(err)
@@ -59,8 +61,9 @@ func TestStateSurvives(t *testing.T) {
 		t.Fatal("no crash was seen where there was no stop")
 	}
 	past := []rnbd.Past{
-		{ID: blk.FileID{Dev: 3, Ino: 4}, Syncs: 1, Writer: "a-b", Behind: []string{"x", "y"}, Where: "/disk"},
-		{ID: blk.FileID{Dev: 5, Block: true}, Writer: "c"}, // as a version before this one wrote it
+		{ID: blk.FileID{Dev: 3, Ino: 4}, Syncs: 1, Writer: rnbd.Writer{Name: "a-b", UUID: [16]byte{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}, From: from},
+			Behind: []rnbd.Writer{{Name: "x"}, {Name: "y", From: from[1:]}}, Where: "/disk"},
+		{ID: blk.FileID{Dev: 5, Block: true}, Writer: rnbd.Writer{Name: "c"}}, // as a version before this one wrote it
 	}
 	if got := s.past(&st); !reflect.DeepEqual(got, past) {
 		t.Fatalf("of the past: %+v", got)
@@ -71,6 +74,11 @@ func TestStateSurvives(t *testing.T) {
 	}
 	if got := s.held(&st); !reflect.DeepEqual(got, held) {
 		t.Fatalf("what is held: %+v", got)
+	}
+	for i := range past {
+		if got := stateOfPast(&past[i]); !reflect.DeepEqual(got, st.Past[i]) {
+			t.Fatalf("of the past is written down: %+v", got)
+		}
 	}
 	past[0].Earlier, held[0].Earlier = true, true
 	if st.Boot = "another"; s.crashed(&st) || !reflect.DeepEqual(s.past(&st), past[:1]) {

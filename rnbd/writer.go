@@ -1,0 +1,74 @@
+package rnbd
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// Writer is a session as it is known again. Its name is not enough: two nodes can have one, as
+// copies of a machine do, and be let in one after the other.
+type Writer struct {
+	Name string
+	UUID [16]byte     // its number, which is the client's for as long as its process lives; 0: not known
+	From []netip.Addr // where its paths came from, the last maxFrom of them; none: not known
+}
+
+// maxFrom bounds what is remembered of one session.
+const maxFrom = 8
+
+func (w Writer) String() string { return w.Name }
+
+// same tells whether both are one client's: it has its number still, or was started again and
+// comes from one of its addresses. Of one of which neither is known, because an earlier version has
+// written it down, the name decides.
+func (w *Writer) same(o *Writer) bool {
+	switch {
+	case w.Name != o.Name:
+		return false
+	case w.UUID == o.UUID && w.UUID != [16]byte{}, len(w.From) == 0, len(o.From) == 0:
+		return true
+	}
+	return slices.ContainsFunc(w.From, func(a netip.Addr) bool { return slices.Contains(o.From, a) })
+}
+
+func (w *Writer) equal(o *Writer) bool {
+	return w.Name == o.Name && w.UUID == o.UUID && slices.Equal(w.From, o.From)
+}
+
+// among finds w in list.
+func (w *Writer) among(list []Writer) bool {
+	return slices.ContainsFunc(list, func(o Writer) bool { return w.same(&o) })
+}
+
+// without is a new list without w.
+func (w *Writer) without(list []Writer) []Writer {
+	return slices.DeleteFunc(slices.Clone(list), func(o Writer) bool { return w.same(&o) })
+}
+
+// writer is the session of h as it is known by now.
+func (h *handle) writer() Writer {
+	e := h.sess.rt
+	w := Writer{Name: e.Name, UUID: e.UUID()}
+	for _, a := range append(h.peers[:], e.Addrs()...) {
+		a = a.Unmap().WithZone("")
+		if a.IsValid() && !slices.Contains(w.From, a) {
+			w.From = append(w.From, a)
+		}
+	}
+	w.From = w.From[max(0, len(w.From)-maxFrom):]
+	return w
+}
+
+// writesFrom takes over from where the session of h, which is open for writing, comes by now, and
+// reports whether that is new.
+func (s *Server) writesFrom(h *handle) bool {
+	id := h.store.vol.id
+	p, known := s.past[id]
+	w := h.writer()
+	if !known || !h.writes() || w.Name != p.writer.Name || w.UUID != p.writer.UUID || w.equal(&p.writer) {
+		return false
+	}
+	p.writer = w
+	s.past[id] = p
+	return true
+}
