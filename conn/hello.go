@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"slices"
 	"time"
 
 	"github.com/rdsd/rdsd/transport"
@@ -152,6 +153,7 @@ func (p *Lane) onHello(now time.Duration, x *wire.Handshake) error {
 			return errRestarts
 		}
 		c.ctr.PeerRestarted++
+		c.overtaken(now, p)
 		c.restart(now, p, WhyPeerRestarted)
 		if p.ready {
 			// A new incarnation begins with new links. On this one, whose handshake is
@@ -515,6 +517,28 @@ func (c *Conn) restart(now time.Duration, keep *Lane, why Why) {
 	if c.pending.head != nil {
 		c.lane(0).want(now)
 	}
+}
+
+// overtaken gives up the links of an rdsd that were made before than's and have not begun:
+// those that wait for their turn, and dials whose end the shell has not told. Such a link may
+// bring a Hello of the incarnation that than's has shown to be over, which would be taken for
+// the next one: our numbers would begin anew under a peer that keeps those it has. The peer
+// sends again what it sent there.
+func (c *Conn) overtaken(now time.Duration, than *Lane) {
+	c.EachLane(func(p *Lane) {
+		p.waiting = slices.DeleteFunc(p.waiting, func(w waiting) bool {
+			older := w.serial < than.serial
+			if older {
+				c.order(Action{Kind: ActAbort, Lane: p, Attempt: w.attempt})
+			}
+			return older
+		})
+		if c.active && p.state == Connecting {
+			p.blame(now, errPeerRestarted)
+			p.tryErr = true
+			p.event(now, EvFail)
+		}
+	})
 }
 
 var noCongestion [8192]byte
