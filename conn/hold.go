@@ -434,23 +434,57 @@ func (p *Lane) Refusals(dst []wire.Refusal) (n int) {
 	return n + copy(dst[n:], p.refused)
 }
 
-// sendRefusals puts the refusals into messages, which are sequenced like data.
+// sendRefusals puts the refusals into messages, which are sequenced like data: into the last one
+// if it has not left.
 func (p *Lane) sendRefusals() {
 	for len(p.refused) > 0 {
-		n := min(len(p.refused), wire.MaxRefusals)
-		m := p.c.com.NewMsg()
-		m.Kind = MsgRefuse
-		m.flags = wire.FlagControl | wire.FlagAckRequired
-		// The lowest sequence in it: by this ackable knows how far it may go once this has left.
-		m.Tag = p.refused[0].Seq
+		m := p.refuses.last()
+		if m == nil || m.seq != 0 || wire.Refusals(m.Payload) == wire.MaxRefusals {
+			m = p.c.com.NewMsg()
+			m.Kind = MsgRefuse
+			m.flags = wire.FlagControl | wire.FlagAckRequired
+			// The lowest sequence in it: by this ackable knows how far it may go once this has left.
+			m.Tag = p.refused[0].Seq
+			p.control.push(m)
+			p.refuses.add(m)
+		}
+		n := min(len(p.refused), wire.MaxRefusals-wire.Refusals(m.Payload))
+		was := len(m.Payload)
 		for _, r := range p.refused[:n] {
 			m.Payload = wire.AppendRefusal(m.Payload, r)
 		}
+		p.control.bytes += len(m.Payload) - was
 		p.refused = p.refused[n:]
-		p.control.push(m)
-		p.refuses.add(m)
 	}
 	p.refused = nil
+}
+
+// joinedRefusals is up to how many refusals messages that were sent are joined. One that went on
+// growing would never be acknowledged as a whole, and a peer gets no credits for a quarter of a window
+// of them (refusalsWait).
+func (p *Lane) joinedRefusals() int { return min(64, p.window0()/8) }
+
+// joinRefusals makes one message of the last ones that were sent and are not acknowledged, with the
+// last one's sequence, or a peer that has each read of ours answered with a refusal would have us
+// keep a message for each. It is read again if the link is lost: what a peer has then been told twice
+// is decided, and says nothing new to it (sentAs).
+func (p *Lane) joinRefusals() {
+	m := p.refuses.last()
+	for m != nil && m.where != inSent {
+		m = p.refuses.before(m)
+	}
+	most := p.joinedRefusals()
+	for m != nil {
+		o := p.refuses.before(m)
+		if o == nil || o.where != inSent || wire.Refusals(o.Payload)+wire.Refusals(m.Payload) > most {
+			return
+		}
+		p.unacked.remove(o)
+		p.refuses.remove(o)
+		p.unacked.bytes += len(o.Payload)
+		m.Payload, m.Tag = append(o.Payload, m.Payload...), o.Tag
+		p.c.com.FreeMsg(o)
+	}
 }
 
 // refuses chains a lane's messages of refusals (MsgRefuse), in the order in which they leave: they
@@ -464,8 +498,23 @@ func (l *refuses) add(m *Msg) {
 		l.head, m.fore = m, m
 		return
 	}
-	last := l.head.fore
+	last := l.last()
 	last.aft, m.fore, l.head.fore = m, last, m
+}
+
+// last is the one that leaves last, before the one that leaves before m; nil: there is none.
+func (l *refuses) last() *Msg {
+	if l.head == nil {
+		return nil
+	}
+	return l.head.fore
+}
+
+func (l *refuses) before(m *Msg) *Msg {
+	if m == l.head {
+		return nil
+	}
+	return m.fore
 }
 
 // remove takes m out when it ends, if it is not of a former life (clear).

@@ -337,7 +337,7 @@ func (p *Lane) arrival(h *wire.Header, t wire.Train, f *transport.Frame) Arrival
 // acknowledged.
 const (
 	maxPongs     = 64
-	mostPongsOut = 1024
+	mostPongsOut = 128
 )
 
 // pong answers a ping: an empty message from port 0 to the ping's port.

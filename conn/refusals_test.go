@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/rdsd/rdsd/wire"
 )
@@ -68,6 +69,85 @@ func TestRefusalsOverManyLinks(t *testing.T) {
 	}
 	if most := 4 * 128; !capped || p.refusals != most {
 		t.Errorf("%d refusals wait after 40 links, four windows are %d; given up for it: %v", p.refusals, most, capped)
+	}
+}
+
+// TestRefusalsTakeLittle: a peer that has each read of ours answered with a refusal, and acknowledges
+// none, has no message kept for each, on a link that is up or after its loss; what is sent again then
+// refuses the same.
+func TestRefusalsTakeLittle(t *testing.T) {
+	w := refusing(t)
+	p := w.c.lanes[0]
+	var err error
+	seq := uint64(2)
+	for ; err == nil && seq < 10000; seq++ {
+		err = w.recvOne(p, fmt.Sprintf("data 5000>4000 seq=%d len=0 csum ack=1 flags=retrans", seq))
+		p.ReceivedAll(w.now, p.attempt)
+		w.settle()
+		w.check()
+	}
+	if most := 4 * 128; !errors.Is(err, errRefusals) || p.refusals != most {
+		t.Fatalf("%d refusals wait, then %v", p.refusals, err)
+	}
+	kept := func(when string) {
+		t.Helper()
+		bytes := 0
+		for _, l := range []*list{&p.unacked, &p.retrans, &p.control} {
+			for m := l.head; m != nil; m = m.next {
+				bytes += int(unsafe.Sizeof(*m)) + cap(m.Payload)
+			}
+		}
+		if most := 24 * p.refusals; bytes > most {
+			t.Errorf("%s: %d bytes are kept for %d refusals", when, bytes, p.refusals)
+		}
+	}
+	kept("on the link")
+	for _, s := range []string{"lost 0", "accept 40000", "recv 0 probe npaths=1 hello=77/1/7"} {
+		w.step(strings.Fields(s))
+		w.settle()
+		w.check()
+	}
+	kept("without one")
+	w.take()
+	w.step(strings.Fields("recv 0 answer received=0 npaths=1 hello=77/1/7"))
+	w.settle()
+	w.check()
+	for n, said := uint64(2), w.take(); n < seq-1; n++ {
+		if !strings.Contains(said, fmt.Sprintf("%d:no-room", n)) {
+			t.Fatalf("the refusal of %d is not sent again: %s", n, said)
+		}
+	}
+	if err := w.recvOne(p, fmt.Sprintf("ack ack=%d csum", p.nextSeq-1)); err != nil || p.refusals != 0 {
+		t.Errorf("all are acknowledged, and %d wait: %v", p.refusals, err)
+	}
+	w.check()
+}
+
+// TestRefusalsWaitInOne: what is refused while the peer lets nothing be sent is one message.
+func TestRefusalsWaitInOne(t *testing.T) {
+	w := refusing(t)
+	p := w.c.lanes[0]
+	for range 130 { // as many as it gives credits for, and some
+		w.send(4000, 5000, 10, false)
+	}
+	w.settle()
+	for _, s := range []string{"lost 0", "accept 40000", "recv 0 probe npaths=1 hello=77/1/0", "recv 0 answer received=0 npaths=1 hello=77/1/0"} {
+		w.step(strings.Fields(s))
+		w.settle()
+	}
+	if p.retrans.head == nil {
+		t.Fatal("nothing is left to be sent again")
+	}
+	for n := range 30 {
+		if err := w.recvOne(p, fmt.Sprintf("data 5000>4000 seq=%d len=0 csum", n+2)); err != nil {
+			t.Fatal(err)
+		}
+		p.ReceivedAll(w.now, p.attempt)
+		w.settle()
+		w.check()
+	}
+	if p.refusals != 30 || p.control.messages != 1 {
+		t.Errorf("%d refusals wait in %d messages", p.refusals, p.control.messages)
 	}
 }
 

@@ -512,6 +512,9 @@ func (p *Lane) Wrote(now time.Duration) bool {
 	// meanwhile, refusals before the acknowledgement: it may cover refused messages, which
 	// would count as delivered.
 	p.unacked.splice(&p.inwrite)
+	if p.refuses.head != nil {
+		p.joinRefusals()
+	}
 	var ref []wire.Refusal
 	if p.search != nil {
 		ref, p.search.late = p.search.late, nil
