@@ -136,6 +136,9 @@ func (c *Conn) Held() (n int) {
 // PortsClear tells that any port of the peer may be clear.
 func (c *Conn) PortsClear(now time.Duration) {
 	c.EachLane(func(p *Lane) {
+		if p.late { // all have their turn soon
+			return
+		}
 		for _, port := range p.heldPorts() {
 			p.tryResume(now, port, p.holds[port])
 		}
@@ -152,11 +155,11 @@ func (c *Conn) PortClear(now time.Duration, port uint16) {
 }
 
 // To end a hold costs as much as is held, and so does to begin it again: a peer whose port
-// is congested, then clear, then congested would have us do nothing else. So a hold of more
-// than heldFew is not moved before moveTime has passed for each message of the last such
-// move of the lane, which leaves most of the time to others, and ends as soon as it may
-// then. Likewise the messages that wait for a peer are spread over the lanes and taken back
-// again with each incarnation of the peer.
+// is congested, then clear, then congested would have us do nothing else. So once something was
+// moved, nothing is before moveTime has passed for each message of it, which leaves most of the time
+// to others; what may end then does as soon as it may. Before that holds go at once
+// that come to no more than heldFew together. Likewise the messages that wait for a peer are spread
+// over the lanes and taken back again with each incarnation of the peer.
 //
 // A hold that begins may look at all that is out besides (holdsFew), whatever is held: with more than
 // outFew messages out, which only a peer has that grants more than rdsd does, outCost of them count
@@ -166,6 +169,10 @@ const (
 	moveTime = time.Microsecond
 	outFew   = 8192
 	outCost  = 32
+	// portsCost of the ports that are looked through for those that are late count as one.
+	portsCost = 16
+	// keptMost is how many messages one turn keeps back.
+	keptMost = 4096
 )
 
 // errRestarts is why a lane closes when too many messages wait for the peer to be moved to
@@ -182,14 +189,18 @@ func (p *Lane) tryResume(now time.Duration, port uint16, h *hold) {
 	if out := p.unacked.messages + p.inwrite.messages + p.retrans.messages; out > outFew {
 		n += out / outCost
 	}
-	if n > heldFew {
-		if now < p.moveAt || p.late { // a port that was late before has its turn first
-			p.late = true
-			p.c.rearm(p.moveAt)
-			return
-		}
-		p.moveAt = now + time.Duration(n)*moveTime
+	// A port that was late before has its turn first.
+	if now >= p.moveAt && !p.late {
+		p.movedFew = 0
+	} else if n > heldFew || int(p.movedFew)+n > heldFew {
+		p.late = true
+		p.c.rearm(p.moveAt)
+		return
 	}
+	if n <= heldFew {
+		p.movedFew += int16(n)
+	}
+	p.moveAt = max(p.moveAt, now) + time.Duration(n)*moveTime
 	if delete(p.holds, port); len(p.holds) == 0 {
 		p.outBy = nil
 	}
@@ -234,6 +245,7 @@ func (p *Lane) resumeLate(now time.Duration) time.Duration {
 			p.moved = port
 		}
 	}
+	p.moveAt += time.Duration(len(ports)/portsCost) * moveTime
 	return Never // of a hold that has to wait again tryResume has armed the next call
 }
 

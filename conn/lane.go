@@ -108,6 +108,7 @@ type Lane struct {
 	// that left in one frame have the same one, and stand in the same list (join.go).
 	// Invariant: ackSeen < nextSeq, msgOff <= txOff and txAcked <= txOff.
 
+	late    bool   // a hold waits, see moveAt
 	nextSeq uint64 // the next sequence to assign, from 1 (net/rds/rds.h, cp_next_tx_seq)
 	control list   // the protocol's own messages, which go before data
 	// retrans holds messages that were sent on an earlier link and not acknowledged
@@ -175,11 +176,12 @@ type Lane struct {
 	// resume are ports whose hold was put back into queue: the first datagram to each
 	// bears FlagResume, without which the receiver would go on refusing.
 	resume map[uint16]struct{}
-	// moveAt is before when no hold of more than heldFew messages is put back. late
-	// says that one waits for it, and moved is the last port that had waited and was.
-	moveAt time.Duration
-	late   bool
-	moved  uint16
+	// moveAt is before when no hold is put back but for a few messages, of which movedFew counts
+	// those that were. late (above) says that one waits for it, and moved is the last port that
+	// had waited and was.
+	moveAt   time.Duration
+	moved    uint16
+	movedFew int16
 
 	// Cancelled messages, and those of closed sockets (cancel.go; docs/protocol.md,
 	// "Cancelling").

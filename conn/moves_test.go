@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/rdsd/rdsd/transport"
 )
 
 // flipped is a world with n datagrams held for a port of the peer that is congested.
@@ -83,7 +85,7 @@ func TestLongHoldIsMovedRarely(t *testing.T) {
 	}
 }
 
-// TestShortHoldGoesAtOnce, however often it does.
+// TestShortHoldGoesAtOnce if little was moved just now.
 func TestShortHoldGoesAtOnce(t *testing.T) {
 	w, p := flipped(t, heldFew)
 	w.flip(false)
@@ -91,8 +93,8 @@ func TestShortHoldGoesAtOnce(t *testing.T) {
 	if len(p.holds) > 0 || p.queue.n > 0 {
 		t.Errorf("%d are queued", p.queue.n)
 	}
-	if p.moveAt != 0 {
-		t.Errorf("others wait until %v for it", p.moveAt)
+	if at := w.now + heldFew*moveTime; p.moveAt > at {
+		t.Errorf("others wait until %v for it, want %v", p.moveAt, at)
 	}
 }
 
@@ -110,7 +112,7 @@ func TestHeldTrainsGoAtOnce(t *testing.T) {
 	}
 	w.flip(false)
 	w.settle()
-	if len(p.holds) > 0 || p.moveAt != 0 {
+	if len(p.holds) > 0 || p.moveAt > w.now+trains*moveTime {
 		t.Errorf("%d are held, others wait until %v", p.c.Held(), p.moveAt)
 	}
 }
@@ -133,6 +135,86 @@ func TestLateHoldsTakeTurns(t *testing.T) {
 		}
 		w.flips(p, 1)
 	}
+}
+
+// TestManySmallHoldsAreMovedRarely: holds that go at once by themselves keep to the pace of a long one
+// together, a turn takes back no more than some of them, and once the ports stay clear all goes soon.
+func TestManySmallHoldsAreMovedRarely(t *testing.T) {
+	const ports, each, flips = 256, heldFew, 100
+	w := newWorld(t, "10.0.0.2", "10.0.0.1", func(c *Config) { c.CreditLog2, c.Lanes = 14, 1 })
+	for _, s := range []string{"accept 40000", "recv 0 probe seq=1 npaths=1 hello=77/1/0", "recv 0 answer received=0 npaths=1 hello=77/1/0"} {
+		w.step(strings.Fields(s))
+		w.settle()
+	}
+	p := w.c.lanes[0]
+	set := func(on bool) {
+		for port := range uint16(ports) {
+			if w.peerMap.Set(6000+port, on); !on {
+				w.c.PortClear(w.now, 6000+port)
+			}
+		}
+	}
+	set(true)
+	for port := range uint16(ports) {
+		for range each {
+			w.send(4000, 6000+port, 10, false)
+		}
+	}
+	w.settle()
+	if n := w.c.Queued().Held; n < ports*each-1 {
+		t.Fatalf("%d are held, %d queued", n, p.queue.n)
+	}
+	ack := func(credits int) {
+		if err := w.recvOne(p, fmt.Sprintf("ack ack=%d csum credit=%d", p.nextSeq-1, credits)); err != nil {
+			t.Fatal(err)
+		}
+		p.ReceivedAll(w.now, p.attempt)
+		w.settle()
+		w.take()
+	}
+	entered, resumed, begun := w.ctr.HoldEnter, w.ctr.HoldResume, w.now
+	for range flips {
+		w.now += 10 * time.Microsecond
+		set(false)
+		w.settle()
+		if w.armed <= w.now {
+			w.armed = Never
+			w.c.Tick(w.now)
+			w.settle()
+		}
+		set(true)
+		ack(1)
+	}
+	w.check()
+	moved := w.ctr.HoldEnter - entered + w.ctr.HoldResume - resumed
+	if most := uint64((w.now-begun)/moveTime) + 2*heldFew; moved > most {
+		t.Errorf("%d were moved in %v, want %d at the most", moved, w.now-begun, most)
+	}
+	if w.ctr.HoldResume == resumed {
+		t.Error("no hold is ever moved")
+	}
+	set(false)
+	w.settle()
+	for begun := w.now; len(p.holds) != 0; w.advance(time.Millisecond) {
+		if w.now-begun > 2*ports*each*moveTime {
+			t.Fatalf("%d ports are held for when all have been clear for long", len(p.holds))
+		}
+	}
+	// All of them are congested again at once: turns take them back, each as many as it may.
+	for port := range uint16(ports) {
+		w.peerMap.Set(6000+port, true)
+	}
+	queued := p.queue.n
+	p.credits = 1
+	b := transport.GetBatch()
+	defer b.Put()
+	if p.Fill(w.now, b) || p.queue.n != queued-keptMost {
+		t.Errorf("a turn has left %d of %d", p.queue.n, queued)
+	}
+	if w.settle(); p.queue.n != 0 || w.c.Queued().Held != queued {
+		t.Errorf("%d of %d are queued, %d held", p.queue.n, queued, w.c.Queued().Held)
+	}
+	w.check()
 }
 
 // TestRestartsAreSpaced: with many messages waiting a peer is not another incarnation
@@ -349,6 +431,8 @@ func TestManyHoldsBegin(t *testing.T) {
 		w.c.PortClear(w.now, 10000+port)
 	}
 	w.settle()
+	w.check()
+	w.advance(2 * ports * moveTime)
 	w.check()
 	if len(p.holds) > 0 || p.outBy != nil || p.unacked.messages != ports {
 		t.Errorf("%d ports are held for, %d are counted, %d went", len(p.holds), len(p.outBy), p.unacked.messages)

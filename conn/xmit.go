@@ -21,6 +21,7 @@ type frameOut struct {
 	ack    uint64
 	credit uint8  // still to be put into a frame
 	put    bool   // a frame has carried an acknowledgement
+	kept   bool   // the turn has kept back as many messages as it may (fillData)
 	told   uint64 // the last ack carried: a refusal that leaves raises ack for the frames behind it
 }
 
@@ -82,6 +83,9 @@ func (p *Lane) Fill(now time.Duration, b *transport.Batch) bool {
 		if p.kicked {
 			p.kicked = false
 			c.ctr.SendQueueEmpty++
+		}
+		if o.kept {
+			p.kick()
 		}
 		return false
 	}
@@ -342,13 +346,18 @@ func (c *Conn) Tell(ctl uint8, payload []byte) bool {
 }
 
 func (p *Lane) fillData(now time.Duration, b *transport.Batch, o *frameOut) {
+	kept := 0
 	for m := p.queue.head(); m != nil; m = p.queue.head() {
 		if !p.hasCredit(b, o, m) {
 			return
 		}
+		if o.kept = kept == keptMost; o.kept {
+			return // the next turn goes on with these
+		}
 		p.queue.pop()
 		// Its port is full or congested: it waits in a hold, and flows to other ports go on.
 		if p.keepBack(m) {
+			kept++
 			continue
 		}
 		if n := p.queue.head(); n != nil && o.rdsd && p.c.trains && m.joins(n) {
