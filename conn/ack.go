@@ -72,6 +72,11 @@ func (p *Lane) Acked(now time.Duration, attempt uint64, bytes uint64) {
 	if attempt != p.attempt || p.state != Up {
 		return
 	}
+	if bytes > p.txAcked {
+		p.vain = 0
+	} else {
+		p.vain = min(p.vain+1, vainMost)
+	}
 	p.ackTCP(now, bytes)
 	// Nothing is left to ask TCP about; the next batch begins again (Wrote).
 	p.pollAt = Never
@@ -89,10 +94,17 @@ func (p *Lane) awaitsTCP() bool {
 // pollSoon has the shell ask for it, unless that is due already.
 func (p *Lane) pollSoon(now time.Duration) {
 	if p.pollAt == Never {
-		p.pollAt = now + p.c.cfg.AckPoll
+		p.pollAt = now + p.pollEvery()
 		p.c.rearm(p.pollAt)
 	}
 }
+
+// pollEvery grows by half of AckPoll with each answer that told nothing new: an outcome is known later
+// by a part of the time it took, and a peer that acknowledges nothing costs a few questions a second.
+func (p *Lane) pollEvery() time.Duration { return p.c.cfg.AckPoll * time.Duration(2+p.vain) / 2 }
+
+// vainMost has TCP asked at least in 64 times AckPoll.
+const vainMost = 126
 
 func (p *Lane) ackTCP(now time.Duration, bytes uint64) {
 	// An rdsd acknowledges by itself; TCP's acknowledgement also covers bytes that lie

@@ -21,7 +21,7 @@ type Config struct {
 	Heartbeat    time.Duration // silence after which an rdsd peer is asked for a sign
 	DeadAfter    time.Duration // silence after which its link is given up
 	AckDelay     time.Duration // how long an acknowledgement that was not asked for may wait
-	AckPoll      time.Duration // how often TCP is asked how much a kernel peer acknowledged
+	AckPoll      time.Duration // how often TCP is asked how much a kernel peer acknowledged, at first (pollEvery)
 	MapInterval  time.Duration // least time between two whole congestion maps on a link
 	Ping         bool          // answer pings
 	AckFrames    int           // ask for an acknowledgement after so many frames

@@ -182,7 +182,7 @@ func (p *Lane) tickKernel(now time.Duration) time.Duration {
 		return Never
 	}
 	if p.pollAt <= now {
-		p.pollAt = now + p.c.cfg.AckPoll
+		p.pollAt = now + p.pollEvery()
 		p.emit(ActPoll)
 	}
 	return p.pollAt
