@@ -108,8 +108,9 @@ type Lane struct {
 	// that left in one frame have the same one, and stand in the same list (join.go).
 	// Invariant: ackSeen < nextSeq, msgOff <= txOff and txAcked <= txOff.
 
-	late    bool   // a hold waits, see moveAt
-	vain    uint8  // answers of TCP in a row that told nothing new, see pollEvery
+	late    bool  // a hold waits, see moveAt
+	vain    uint8 // answers of TCP in a row that told nothing new, see pollEvery
+	backlog backlog
 	nextSeq uint64 // the next sequence to assign, from 1 (net/rds/rds.h, cp_next_tx_seq)
 	control list   // the protocol's own messages, which go before data
 	// retrans holds messages that were sent on an earlier link and not acknowledged
@@ -484,7 +485,7 @@ func (p *Lane) established(now time.Duration) {
 	p.kicked = false
 	// Offsets and acknowledgements are of one link; sequences go on.
 	p.txOff, p.msgOff, p.txAcked, p.ackSeen = 0, 0, 0, 0
-	p.vain = 0
+	p.vain, p.backlog = 0, backlogNone
 	p.upAt, p.lastTx, p.lastRx = now, now, now
 	p.c.links++
 	p.serial = p.c.links

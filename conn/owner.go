@@ -74,6 +74,7 @@ type Topic uint8
 // Topics.
 const (
 	ToldMap    Topic = iota // the whole congestion map of the peer, 8192 bytes; never an error
+	ToldOldMap              // the same, which may be older than one that was told: it only clears ports
 	ToldPorts               // changes of it, see wire.ParsePortStates
 	ToldAsk                 // Conn.Tell of the other side with wire.CtlAskPorts
 	ToldReader              // the same with wire.CtlTellPort

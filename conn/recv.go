@@ -79,6 +79,12 @@ func (p *Lane) receive(now time.Duration, f *transport.Frame) error {
 			return c.turned(now)
 		}
 	}
+	switch {
+	case p.backlog == backlogHeld && !p.paused:
+		p.backlog = backlogRead
+	case p.backlog == backlogRead && now-p.lastRx >= backlogGap:
+		p.backlog = backlogNone
+	}
 	p.lastRx = now
 	if p.asked != 0 {
 		c.measured(now - p.asked)
@@ -96,7 +102,7 @@ func (p *Lane) receive(now time.Duration, f *transport.Frame) error {
 	// sequence goes on there, so its messages on the older link are read first. A Hello
 	// settles the question, so it does not wait.
 	if !rdsd && kind != wire.KindCongMap && p.mustWait() && !carriesHello(&h, kind) {
-		p.paused = true
+		p.pause()
 		return ErrPause
 	}
 	switch kind {
@@ -108,7 +114,7 @@ func (p *Lane) receive(now time.Duration, f *transport.Frame) error {
 			break // a kernel reads and ignores it, so do we
 		}
 		c.ctr.CongUpdateReceived++
-		if err := c.owner.Told(now, ToldMap, f.Payload); err != nil {
+		if err := c.owner.Told(now, p.mapTopic(), f.Payload); err != nil {
 			return err
 		}
 	case wire.KindProbe, wire.KindProbeReply:
@@ -314,7 +320,7 @@ func (p *Lane) place(h *wire.Header, f *transport.Frame) error {
 		// between daemons a full reader stops no other.
 		if !rdsd {
 			if !p.paused {
-				p.paused = true
+				p.pause()
 				c.ctr.ReadPaused++
 			}
 			return ErrPause
@@ -409,6 +415,43 @@ func (p *Lane) Alive(now time.Duration, attempt uint64) {
 }
 
 func (p *Lane) window0() int { return 1 << p.c.cfg.CreditLog2 }
+
+// backlog says what is known of the maps that a kernel's lane still brings.
+type backlog uint8
+
+// A kernel sends its map on any of its lanes, and maps have no numbers. One that stands unread behind
+// a datagram which a full receiver holds up is older than one that comes by another lane meanwhile,
+// and would have a port that is clear by now congested until the next change, which may never come. So
+// maps from behind it only clear ports. They have all been read once nothing has come for backlogGap:
+// what the kernel's own socket still held comes a round trip later.
+const (
+	backlogNone backlog = iota
+	backlogHeld         // another lane has brought a map while this one is paused
+	backlogRead         // it is not paused any more, and what was held up is being read
+)
+
+const backlogGap = time.Second
+
+// pause stops the reading of the link.
+func (p *Lane) pause() {
+	p.paused = true
+	if p.backlog == backlogRead {
+		p.backlog = backlogHeld
+	}
+}
+
+// mapTopic is what a whole map that has come on the lane is to the owner.
+func (p *Lane) mapTopic() Topic {
+	if p.backlog != backlogNone {
+		return ToldOldMap
+	}
+	p.c.EachLane(func(q *Lane) {
+		if q.paused {
+			q.backlog = backlogHeld
+		}
+	})
+	return ToldMap
+}
 
 // Resume tells that a receiver has room again.
 func (p *Lane) Resume() {

@@ -135,6 +135,12 @@ func (w *world) Told(_ time.Duration, topic Topic, payload []byte) error {
 	switch topic {
 	case ToldMap:
 		w.congestionMap(payload)
+	case ToldOldMap:
+		m := w.peerMap.AppendTo(nil)
+		for i := range m {
+			m[i] &= payload[i]
+		}
+		w.congestionMap(m)
 	case ToldPorts:
 		return wire.ParsePortStates(payload, w.congestionDelta)
 	default:

@@ -344,6 +344,22 @@ func TestBlockedGoesOnConnecting(t *testing.T) {
 	}
 }
 
+// TestOldMapOnlyClears: a map that may be older than one that was told makes no port congested.
+func TestOldMapOnlyClears(t *testing.T) {
+	e, now := lone(t, nil)
+	pe, err := e.Peer(netip.MustParseAddr("10.0.0.9"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pe.CongestionMap(now, mapOf(func(p int) bool { return p == 4000 || p == 4001 }))
+	if err := pe.Told(now, conn.ToldOldMap, mapOf(func(p int) bool { return p == 4001 || p == 4002 })); err != nil {
+		t.Fatal(err)
+	}
+	if pe.Congested(4000) || !pe.Congested(4001) || pe.Congested(4002) {
+		t.Errorf("4000 %v, 4001 %v, 4002 %v", pe.Congested(4000), pe.Congested(4001), pe.Congested(4002))
+	}
+}
+
 // failingDials fails what is tried within 20 s, and counts it.
 func failingDials(e *Engine, now *time.Duration) (n int) {
 	for end := *now + 20*time.Second; *now < end; {

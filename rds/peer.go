@@ -172,6 +172,12 @@ func (pe *Peer) Told(now time.Duration, topic conn.Topic, payload []byte) error 
 	switch topic {
 	case conn.ToldMap:
 		pe.CongestionMap(now, payload)
+	case conn.ToldOldMap:
+		m := pe.cmap.AppendTo(nil)
+		for i := range m {
+			m[i] &= payload[i]
+		}
+		pe.CongestionMap(now, m)
 	case conn.ToldPorts:
 		return wire.ParsePortStates(payload, func(s wire.PortState) { pe.CongestionDelta(now, s) })
 	case conn.ToldAsk:
