@@ -19,6 +19,9 @@ type Common struct {
 	// AllowKernel reports whether the peer at an address may be a kernel, which cannot prove
 	// its identity. It is asked when a link begins.
 	AllowKernel func(netip.Addr) bool
+	// MapLinks is how many peers get whole maps, as the owner last counted them
+	// (Conn.CongestionChanged): the more there are the more rarely each gets one.
+	MapLinks int
 
 	// Left by steps until the owner takes them, in the order in which they happened.
 

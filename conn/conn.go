@@ -22,7 +22,7 @@ type Config struct {
 	DeadAfter    time.Duration // silence after which its link is given up
 	AckDelay     time.Duration // how long an acknowledgement that was not asked for may wait
 	AckPoll      time.Duration // how often TCP is asked how much a kernel peer acknowledged, at first (pollEvery)
-	MapInterval  time.Duration // least time between two whole congestion maps on a link
+	MapInterval  time.Duration // least time between two whole congestion maps on a link, of few (mapInterval)
 	Ping         bool          // answer pings
 	AckFrames    int           // ask for an acknowledgement after so many frames
 	AckBytes     int           // and after so many bytes

@@ -110,7 +110,7 @@ func (p *Lane) tick(now time.Duration) time.Duration {
 		}
 	}
 	if p.congDirty && p.idx == 0 && p.state == Up {
-		if at := p.congAt + cfg.MapInterval; at <= now {
+		if at := p.congAt + p.c.mapInterval(); at <= now {
 			p.kick()
 		} else {
 			next = min(next, at)

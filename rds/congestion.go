@@ -68,6 +68,7 @@ const (
 type peerWalk struct {
 	tm    timer
 	next  int           // index in Engine.order
+	whole int           // peers told so far that get whole maps
 	again bool          // something changed since the walk began
 	ended time.Duration // when the last one did
 }
@@ -94,7 +95,9 @@ func (e *Engine) walkPeers(now time.Duration) {
 	w := &e.walk
 	end := min(w.next+peersAtOnce, len(e.order))
 	for _, pe := range e.order[w.next:end] {
-		pe.c.CongestionChanged(now)
+		if pe.c.CongestionChanged(now) {
+			w.whole++
+		}
 	}
 	e.walked += end - w.next
 	if w.next = end; end < len(e.order) {
@@ -102,6 +105,7 @@ func (e *Engine) walkPeers(now time.Duration) {
 		return
 	}
 	w.next, w.ended = 0, now
+	e.conns.MapLinks, w.whole = w.whole, 0
 	if w.again {
 		w.again = false
 		e.tellPeers(now)
