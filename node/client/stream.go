@@ -41,8 +41,7 @@ type sockStream struct {
 	// another way, through rings.
 	answerer func()
 
-	slab sendSlab // owned by the reader
-	vain bool     // owned by the reader; the last batch that lacked memory has waited for it in vain
+	vain bool // owned by the reader; the last batch that lacked memory has waited for it in vain
 
 	wmu  sync.Mutex // held by whoever writes to the stream
 	push pushState  // guarded by wmu

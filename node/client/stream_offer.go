@@ -27,6 +27,8 @@ const (
 	runsAsOne = 16
 	// maxRun bounds a run: to about one stretch.
 	maxRun = nextStretch * runsAsOne
+	// runBytes is the most bytes that a run of several has: about what the engine copies at once.
+	runBytes = 32 << 10
 )
 
 // offering is a batch on its way to the engine.
@@ -45,8 +47,6 @@ type offering struct {
 	// refused has those of a batch's destinations that refused something, by what they are: a list
 	// may have one several times.
 	refused map[netip.AddrPort]*rawEndpoint
-
-	run, runDest int // bytes that go to the same destination still, and which it is; -1: none
 }
 
 // offer offers all of it. It reports false when the stream has ended before.
@@ -118,8 +118,6 @@ func (o *offering) locked(work int) {
 			work--
 		}
 	}
-	s.slab.end()
-	o.run, o.runDest = 0, -1
 	if o.waiting != nil { // it counts what is not offered yet as not decided, so nobody answers it
 		*o.waiting = o.call
 	}
@@ -149,18 +147,14 @@ func (o *offering) known(d *rawEndpoint) *rawEndpoint {
 	return d
 }
 
-// offerOne offers the next datagram by itself.
+// offerOne offers the next datagram by itself. Its payload is copied into memory of its own: the core
+// keeps that until the outcome, and charges for its length, so there is to be nothing beside it.
 func (o *offering) offerOne(now time.Duration, most int) {
 	s, b, i := o.s, o.b, o.i
 	n, k := int(b.lengths[i]), b.dest(i)
 	p := b.payload[o.off : o.off+n]
 	if n <= most { // else the engine refuses it, and it is not worth a copy
-		if k != o.runDest {
-			o.run, o.runDest = b.runBytes(i, k), k
-			s.slab.end()
-		}
-		p = s.slab.take(p, o.run)
-		o.run -= n
+		p = append(make([]byte, 0, n), p...)
 	}
 	d := &b.dests[k]
 	dst := netip.AddrPortFrom(d.addr, uint16(d.port))
@@ -178,7 +172,6 @@ func (o *offering) offerOne(now time.Duration, most int) {
 	switch {
 	case err != nil:
 		if n <= most {
-			s.slab.undo(n)
 			// There may be room again in the next stretch. Who sends again what was refused
 			// would have it arrive behind what was not.
 			if d.refused == nil {
@@ -212,7 +205,6 @@ func (o *offering) offerRun(now time.Duration, most int) (k, cost int) {
 		o.i += k
 		o.call.accepted += uint32(k)
 		o.call.left -= k
-		o.run, o.runDest = 0, -1
 		o.missed, o.noRun = 0, o.i+1 // the next one knows why it did not go along
 		return k, 1 + looked/runsAsOne
 	case looked > 1:
@@ -230,7 +222,7 @@ func (s *sockStream) sendRun(now time.Duration, b *inBatch, i, off, most int) (n
 	j, bytes := i, 0
 	for ; j < len(b.lengths) && j-i < maxRun && b.dest(j) == d; j++ {
 		n := int(b.lengths[j])
-		if n > most || bytes+n > slabBytes && j > i {
+		if n > most || bytes+n > runBytes && j > i {
 			break
 		}
 		bytes += n

@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"net/netip"
+	"runtime"
 	"slices"
 	"testing"
 
@@ -260,7 +261,7 @@ func TestDecidedBetweenStretches(t *testing.T) {
 func TestRunsThatDoNotGo(t *testing.T) {
 	s, _, eng := offerTo(t, func(*rdsdv1.Bind) {})
 	b := crossing(maxBatchDatagrams, true, peerEndpoint(1))
-	o := offering{s: s, b: b, runDest: -1, call: sendCall{left: len(b.lengths)}}
+	o := offering{s: s, b: b, call: sendCall{left: len(b.lengths)}}
 	gone, looked := 0, 0
 	_, now := eng.Lock()
 	s.sock.Close(now)                   // it accepts nothing
@@ -273,4 +274,35 @@ func TestRunsThatDoNotGo(t *testing.T) {
 	if gone > 0 || looked > 40*maxBatchDatagrams {
 		t.Errorf("%d go, and %d datagrams are looked at for %d", gone, looked, maxBatchDatagrams)
 	}
+}
+
+// TestAcceptedKeepsItself: what is accepted of a batch keeps its own bytes, which are charged, and nothing for those
+// behind it that are refused.
+func TestAcceptedKeepsItself(t *testing.T) {
+	for what, wait := range map[string]bool{"at once": false, "waiting": true} {
+		s, _, _ := offerTo(t, func(b *rdsdv1.Bind) { b.SetSendBufferBytes(20000) })
+		payload := make([]byte, 1+32<<10)
+		send := func() {
+			s.send(&inBatch{id: 1, wait: wait, lengths: []uint32{1, 32 << 10}, dests: []rawEndpoint{peerEndpoint(1)}, payload: payload})
+			s.out = s.out[:0]
+		}
+		send() // lists have their size
+		before := liveBytes()
+		const n = 1000
+		for range n {
+			send()
+		}
+		if d, accepted := liveBytes()-before, s.sock.Info().Undecided; d > n*1024 || accepted != n+1 {
+			t.Errorf("%s: %d accepted datagrams of a byte keep %d bytes", what, accepted, d)
+		}
+	}
+}
+
+// liveBytes is what lives of Go's memory.
+func liveBytes() int64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
 }

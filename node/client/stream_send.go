@@ -122,34 +122,6 @@ func (s *sockStream) releaseWindow(n, datagrams, flows int) {
 	s.memory.Give(quota.Waiting, size)
 }
 
-// sendSlab is where the payloads of accepted datagrams live: the core keeps
-// them until their outcome and does not copy. One allocation serves a run of
-// small datagrams to one destination; they are acknowledged in order, so one
-// that stays behind keeps little besides itself.
-type sendSlab struct {
-	buf []byte
-	off int
-}
-
-// slabBytes is the largest allocation shared by several datagrams.
-const slabBytes = 32 << 10
-
-// take copies p. run is how many bytes go the same way, p included.
-func (a *sendSlab) take(p []byte, run int) []byte {
-	if a.off+len(p) > len(a.buf) {
-		a.buf, a.off = make([]byte, max(len(p), min(run, slabBytes))), 0
-	}
-	q := a.buf[a.off : a.off+len(p) : a.off+len(p)]
-	a.off += copy(q, p)
-	return q
-}
-
-// undo takes back the n bytes taken last.
-func (a *sendSlab) undo(n int) { a.off -= n }
-
-// end forgets the memory: what is left of it goes with the datagrams in it.
-func (a *sendSlab) end() { *a = sendSlab{} }
-
 // send offers a batch to the engine and queues the answer, unless some of it has
 // to wait.
 func (s *sockStream) send(b *inBatch) {
@@ -178,7 +150,7 @@ func (s *sockStream) send(b *inBatch) {
 			return
 		}
 	}
-	o := offering{s: s, b: b, runDest: -1, call: sendCall{id: b.id, firstTag: b.firstTag, left: len(b.lengths), bytes: len(b.payload), datagrams: len(b.lengths), flows: len(b.dests)}}
+	o := offering{s: s, b: b, call: sendCall{id: b.id, firstTag: b.firstTag, left: len(b.lengths), bytes: len(b.payload), datagrams: len(b.lengths), flows: len(b.dests)}}
 	if !o.offer() {
 		return // the client is gone
 	}
@@ -195,21 +167,6 @@ func (s *sockStream) send(b *inBatch) {
 			s.reply(s.heavy(call))
 		}
 	}
-}
-
-// runBytes is how many bytes of the batch, from datagram i on, go to
-// destination k without another between them.
-func (b *inBatch) runBytes(i, k int) int {
-	sum := 0
-	for j := i; j < len(b.lengths) && j-i < maxRun; j++ {
-		if b.dest(j) != k {
-			break
-		}
-		if sum += int(b.lengths[j]); sum >= slabBytes {
-			break
-		}
-	}
-	return sum
 }
 
 // refuseBatch answers a batch of which nothing is accepted.
