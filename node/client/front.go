@@ -66,7 +66,7 @@ func New(d Deps) *Front {
 	}
 }
 
-// step is asked before each step of a bind with rings.
+// step is asked before each step of a bind with rings, and before what is done aside for one that is served.
 func (f *Front) step(what string) error {
 	if fails := f.fails.Load(); fails != nil {
 		return (*fails)(what)

@@ -405,3 +405,43 @@ func TestControlFlood(t *testing.T) {
 		}
 	}
 }
+
+// TestHeldUntilItCannotGrow: a Cancel that waits for memory of the ledger is answered when there is none, though
+// its reactor has gone to sleep over it.
+func TestHeldUntilItCannotGrow(t *testing.T) {
+	n, cfg := startClients(t)
+	grows := make(chan error)
+	defer close(grows)
+	step := func(what string) error {
+		if what == "grow" {
+			return <-grows
+		}
+		return nil
+	}
+	n.clients.fails.Store(&step)
+	c := clienttest.AttachRing(t, cfg, clienttest.BindTo(cfg.RDS.Addresses[0], 0))
+	defer c.Close()
+	c.C.SetDeadline(time.Now().Add(time.Minute))
+	var tag uint64
+	c.Post(t, clienttest.Nobody, 164, 1, &tag)
+	c.Ask(t, clienttest.CancelOf(1, clienttest.Nobody))
+	asleep(t, n, "The message is held, and the reactor asleep.")
+	grows <- errors.New("nothing grows")
+	if res := c.Answer(t).GetCancelResult(); res.GetErrno() != 0 || res.GetCancelled() != 64 {
+		t.Errorf("it is answered by %v", res)
+	}
+}
+
+// asleep waits until a message of the only socket is held and its rings are not looked at any more.
+func asleep(t *testing.T, n *world, what string) {
+	t.Helper()
+	await.Until(t, time.Minute, what, func() bool {
+		is := false
+		for _, r := range n.clients.ringSocks() {
+			done := make(chan struct{})
+			r.react.Do(func() { is = r.ctl.held && r.End.Asleep(); close(done) })
+			<-done
+		}
+		return is
+	})
+}

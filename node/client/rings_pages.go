@@ -96,7 +96,10 @@ const (
 // for with them.
 func (r *ringSock) growLedger(from uint32, pages int) {
 	bytes := growthBytes * int64(pages)
-	err := r.purse.account.Take(quota.Sockets, bytes)
+	err := r.front.step("grow")
+	if err == nil {
+		err = r.purse.account.Take(quota.Sockets, bytes)
+	}
 	if err == nil {
 		if err = r.led.Grow(from, pages); err != nil {
 			r.purse.account.Give(quota.Sockets, bytes)
@@ -112,6 +115,7 @@ func (r *ringSock) growLedger(from uint32, pages int) {
 	r.host.Touch(&r.Ring)
 	r.freeIfIdle()
 	r.host.Unlock()
+	r.react.Hot(r) // of no room nobody hears by Due, and a message may be held until this is known
 }
 
 // over reports whether the socket is closed.
