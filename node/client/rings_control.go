@@ -252,7 +252,7 @@ func (r *ringSock) reach() (there, more bool) {
 		r.lag()
 	}
 	r.judge(err)
-	later := !r.closed && (r.End.Growing() || r.End.HasPosts()) // with the lock: another thread ends the growing
+	later := !r.closed && (r.End.Growing() || r.End.Finding() || r.End.HasPosts()) // with the lock: another thread ends the first two
 	r.host.Unlock()
 	switch {
 	case err != nil:

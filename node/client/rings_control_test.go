@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -444,4 +445,34 @@ func asleep(t *testing.T, n *world, what string) {
 		}
 		return is
 	})
+}
+
+// TestHeldUntilItIsFound: a Flush waits while it is being found out whether the client has touched a body that it
+// posted before, and speaks of that.
+func TestHeldUntilItIsFound(t *testing.T) {
+	n, cfg := startClients(t)
+	look := make(chan struct{})
+	found := sync.OnceFunc(func() { close(look) })
+	defer found()
+	step := func(what string) error {
+		if what == "look" {
+			<-look
+		}
+		return nil
+	}
+	n.clients.fails.Store(&step)
+	c := clienttest.AttachRing(t, cfg, clienttest.BindTo(cfg.RDS.Addresses[0], 0))
+	defer c.Close()
+	c.C.SetDeadline(time.Now().Add(time.Minute))
+	const slot = 1 << 20
+	c.Region.PutFlow(0, &shm.FlowEntry{Dst: clienttest.Nobody, Gen: 1})
+	c.Region.PutSend(0, shm.MakeWord(shm.KindEach, 1, 1), &shm.SendDesc{Gen: 1, Slot: slot})
+	c.Region.SendTail().Store(1)
+	c.Ask(t, clienttest.FlushOf(1, time.Millisecond))
+	asleep(t, n, "The flush is held, and the reactor asleep.")
+	c.Region.SendArena()[slot] = 1 // as if it had been elsewhere
+	found()
+	if f := c.Answer(t).GetFlushResult(); syscall.Errno(f.GetErrno()) != syscall.ETIMEDOUT || f.GetInFlight() != 1 {
+		t.Errorf("it is answered by %v", f)
+	}
 }

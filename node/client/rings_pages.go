@@ -62,6 +62,7 @@ func (r *ringSock) findOut() {
 		return
 	}
 	r.aside(func() {
+		_ = r.front.step("look") // it does not fail
 		written := r.reg.Written(off, n)
 		// It may be swapped out, and then it is being read in.
 		for wait := time.Millisecond; !written && wait < swapPatience && shm.Swaps() && !r.over(); wait *= 2 {
@@ -70,9 +71,10 @@ func (r *ringSock) findOut() {
 		}
 		r.host.Lock()
 		r.End.Sure(written)
-		r.host.Touch(&r.Ring) // Due asks the reactor to look again, at an error too
+		r.host.Touch(&r.Ring)
 		r.freeIfIdle()
 		r.host.Unlock()
+		r.react.Hot(r) // at an error too
 	}, func(err error) { r.react.Do(func() { r.Fault(err) }) })
 }
 
