@@ -91,6 +91,7 @@ func (in *inMsg) unmarshal(data mem.BufferSlice) error {
 	if len(p) > 0 && p[0] == fastwire.ClientSend {
 		if body, rest, ok := fastwire.Cut(p[1:]); ok && len(rest) == 0 && in.batch.parse(body) {
 			in.isBatch, in.buf = true, buf
+			in.batch.message = messageBytes(len(p))
 			return nil
 		}
 	}
@@ -103,6 +104,7 @@ func (in *inMsg) unmarshal(data mem.BufferSlice) error {
 	if m.WhichBody() == rdsdv1.ClientMessage_Send_case {
 		in.isBatch = true
 		in.batch.fromProto(m.GetSend())
+		in.batch.message = messageBytes(len(p))
 		return nil
 	}
 	in.msg = m

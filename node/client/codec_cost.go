@@ -1,6 +1,8 @@
 package client
 
 import (
+	"math/bits"
+
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/rdsd/rdsd/api/rdsd/v1/fastwire"
@@ -117,6 +119,14 @@ func numbers(kind protowire.Type, p []byte) (n int) {
 // cost is what the lists take.
 func (b *batchSize) cost() int64 {
 	return numberBytes*int64(b.lengths+b.indices) + endBytes*int64(b.ends)
+}
+
+// messageBytes is what a message of n bytes takes, which is in memory of msgpool; of a short one nobody counts it.
+func messageBytes(n int) int64 {
+	if n <= freeBytes {
+		return 0
+	}
+	return 1 << bits.Len(uint(n-1))
 }
 
 // admit decides whether a ClientMessage is read. One that is a batch whose lists cannot be

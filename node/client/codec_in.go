@@ -26,6 +26,8 @@ type inBatch struct {
 	timeout  time.Duration
 	later    bool // the result may wait
 
+	message int64 // what the message that it came in takes until it is released; 0: little
+
 	refused error // why it was not read, and many is how many datagrams it has
 	many    int
 }

@@ -3,12 +3,16 @@ package client
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"syscall"
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/client/clienttest"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -16,6 +20,11 @@ import (
 func spent(t *testing.T) (s *sockStream, k *keptStream, give func()) {
 	t.Helper()
 	s, k, n := keptSocket(t, func(*rdsdv1.Bind) {})
+	return s, k, spend(t, n)
+}
+
+// spend has another hold all memory of a node until give is called.
+func spend(t *testing.T, n *world) (give func()) {
 	other := n.deps.Memory.Account(quota.Holder{})
 	rest := n.deps.Memory.Limit() - n.deps.Memory.Used()
 	other.Grow(quota.Regions, rest)
@@ -30,7 +39,7 @@ func spent(t *testing.T) (s *sockStream, k *keptStream, give func()) {
 		give()
 		other.Close()
 	})
-	return s, k, give
+	return give
 }
 
 // TestBatchWaitsForMemory: a batch that may wait does so while others hold all memory, and is accepted
@@ -134,5 +143,72 @@ func TestOneOfAUserLooks(t *testing.T) {
 	begun := time.Now()
 	if err := other.awaitWindow(b); !errors.Is(err, rdserr.ErrNoMemory) || time.Since(begun) < 20*time.Millisecond {
 		t.Errorf("%v after %v", err, time.Since(begun))
+	}
+}
+
+// waitingStream is told when it is asked for its context.
+type waitingStream struct {
+	keptStream
+	waits func()
+}
+
+func (w *waitingStream) Context() context.Context {
+	w.waits()
+	return w.keptStream.Context()
+}
+
+// TestWaitingMessagesAreCharged: a batch that waits for memory is in it as a message, which is charged; where there is
+// none for that it is refused at once.
+func TestWaitingMessagesAreCharged(t *testing.T) {
+	s, _, n := keptSocket(t, func(*rdsdv1.Bind) {})
+	b := clienttest.BatchOf(1, netip.MustParseAddrPort("10.0.0.1:9000"), string(make([]byte, 3<<20)))
+	b.SetWait(true)
+	b.SetTimeoutNs(1)
+	raw, err := proto.Marshal(sending(b))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const all = 50
+	var come [all]inMsg // to streams of a user
+	for i := range come {
+		come[i].account = s.memory
+		if err := unmarshalCopy(raw, &come[i]); err != nil || come[i].batch.message != 4<<20 {
+			t.Fatalf("a message of 3 MiB takes %d bytes: %v", come[i].batch.message, err)
+		}
+	}
+	charged := func() int64 { return n.deps.Memory.Kinds()[quota.Waiting].Used }
+	before := charged()
+	spend(t, n)
+	tried, waiting := 0, int64(0)
+	var next func()
+	next = func() { // each comes while those that wait do so
+		for tried < all {
+			in, waits := &come[tried], false
+			tried++
+			st := &waitingStream{keptStream: keptStream{brittleStream: brittleStream{ctx: t.Context(), breaks: -1}}}
+			st.waits = func() {
+				if waits {
+					return
+				}
+				waits = true
+				if waiting += in.batch.message; charged()-before < waiting {
+					t.Fatalf("%d bytes are charged while %d wait", charged()-before, waiting)
+				}
+				next()
+				waiting -= in.batch.message
+			}
+			other := newSockStream(s.front, st, s.id)
+			other.memory = s.memory
+			if err := other.awaitWindow(&in.batch); !errors.Is(err, rdserr.ErrNoMemory) {
+				t.Error(err)
+			}
+		}
+	}
+	next()
+	for i := range come {
+		come[i].release()
+	}
+	if got := charged(); got != 0 {
+		t.Errorf("%d bytes stay charged", got)
 	}
 }

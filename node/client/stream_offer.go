@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/node/access"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
@@ -60,7 +61,10 @@ func (o *offering) offer() bool {
 				turn = o.s.front.sends.Of(o.s.id.UID)
 				defer turn.Leave()
 			}
-			if !turn.Take(o.s.stream.Context().Done()) {
+			o.s.memory.Grow(quota.Waiting, o.b.message) // the rest stands in it
+			mine := turn.Take(o.s.stream.Context().Done())
+			o.s.memory.Give(quota.Waiting, o.b.message)
+			if !mine {
 				return false
 			}
 			work = nextStretch

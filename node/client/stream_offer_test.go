@@ -6,8 +6,11 @@ import (
 	"runtime"
 	"slices"
 	"testing"
+	"time"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/await"
+	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -103,11 +106,15 @@ func TestOfferWaitsForItsTurn(t *testing.T) {
 	first := make(chan struct{})
 	eng.held = func() { close(first) } // there is one step alone
 	sent := make(chan struct{})
+	b := crossing(2000, false, peerEndpoint(1), peerEndpoint(2))
+	b.message = 1 << 20
+	charged := func() int64 { return s.front.deps.Memory.Kinds()[quota.Waiting].Used }
 	go func() { // ends with its client
 		defer close(sent)
-		s.send(crossing(2000, false, peerEndpoint(1), peerEndpoint(2)))
+		s.send(b)
 	}()
 	<-first
+	await.Until(t, time.Minute, "The message that the rest is in is charged.", func() bool { return charged() == b.message })
 	eng.testEngine.Lock()
 	accepted := s.sock.Stats.Accepted
 	eng.testEngine.Unlock()
@@ -116,6 +123,9 @@ func TestOfferWaitsForItsTurn(t *testing.T) {
 	}
 	gone()
 	<-sent
+	if n := charged(); n != 0 {
+		t.Errorf("%d bytes stay charged", n)
+	}
 	if s.sock.Stats.Accepted != firstStretch {
 		t.Errorf("%d are accepted of a client that is gone", s.sock.Stats.Accepted)
 	}

@@ -53,8 +53,8 @@ func (s *sockStream) reserveWindow(n, datagrams, flows int) error {
 	return nil
 }
 
-// windowPatience is how long a batch that may wait does so for the memory to wait in. It is in memory meanwhile,
-// as a message that has come, and is charged as that; what its client sends behind it is not read.
+// windowPatience is how long a batch that may wait does so for the memory to wait in. It is in memory meanwhile, as a
+// message, which nobody else is charged with any more; what its client sends behind it is not read.
 // windowLook is how often it looks, at first, and windowLooks at last.
 const (
 	windowPatience = 2 * time.Second
@@ -73,6 +73,10 @@ func (s *sockStream) awaitWindow(b *inBatch) error {
 		s.vain = s.vain && err != nil
 		return err
 	}
+	if b.message > 0 && s.memory.Sure(quota.Waiting, b.message) != nil {
+		return err // so much waits that has no memory of its own
+	}
+	defer s.memory.Give(quota.Waiting, b.message)
 	begun, patience := time.Now(), windowPatience
 	if b.timeout > 0 {
 		patience = min(patience, b.timeout)
