@@ -401,7 +401,9 @@ func (r *Region) Evacuate(needed []Body) error {
 // and touching one again costs a fault. It must not be called by a reactor, nor with a lock
 // held.
 func (r *Region) Forget() {
-	r.mapping.Lock()
+	if !r.mapping.TryLock() {
+		return // its pages are being taken away
+	}
 	defer r.mapping.Unlock()
 	if r.mem != nil && !r.private {
 		r.thin()

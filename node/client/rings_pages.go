@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/shm"
 )
@@ -157,12 +158,14 @@ type regionPages struct {
 	mu      sync.Mutex
 	lacking map[*ringSock]struct{} // guarded by mu
 	closed  map[*ringSock]struct{} // guarded by mu; their clients have not let go
+	giving  map[uint32]struct{}    // guarded by mu; users of whose regions pages are being given back
 	stopped bool                   // guarded by mu; nothing is waited for any more
 
+	found atomic.Int64 // how many bytes were given back since somebody looked last
+
 	// The keeper's.
-	gave  time.Time // the last time somebody looked for what can be given back
-	found int       // how many bytes that were
-	fed   time.Time
+	gave time.Time // the last time somebody looked for what can be given back
+	fed  time.Time
 }
 
 // lack notes that a socket could not have a page. The socket's host is locked.
@@ -193,7 +196,7 @@ func (p *regionPages) lacks() bool {
 func (p *regionPages) due(now time.Time, short, lacks bool) (give, feed bool) {
 	wait := giveBackEvery
 	switch {
-	case p.found >= foundMuch:
+	case p.found.Load() >= foundMuch:
 	case lacks:
 		wait = lackGiveBack
 	default:
@@ -201,6 +204,7 @@ func (p *regionPages) due(now time.Time, short, lacks bool) (give, feed bool) {
 	}
 	if give = (short || lacks) && now.Sub(p.gave) >= wait; give {
 		p.gave = now
+		p.found.Store(0)
 	}
 	if feed = lacks && now.Sub(p.fed) >= FeedEvery; feed {
 		p.fed = now
@@ -214,7 +218,7 @@ func (f *Front) KeepPages(now time.Time, short bool) {
 	p := &f.pages
 	give, feed := p.due(now, short, p.lacks())
 	if give {
-		p.found = f.giveBack()
+		f.giveBack()
 	}
 	if feed {
 		f.feed()
@@ -226,11 +230,16 @@ func (f *Front) KeepPages(now time.Time, short bool) {
 	}
 	p.mu.Unlock()
 	for _, r := range l {
-		if r.letGo() {
-			p.mu.Lock()
-			delete(p.closed, r)
-			p.mu.Unlock()
+		if !r.letGo() {
+			continue
 		}
+		p.mu.Lock()
+		delete(p.closed, r)
+		p.mu.Unlock()
+		go func() { // ends with the last of its pages
+			defer f.deps.Guard.Recover(guard.Socket, nil)
+			r.gone()
+		}()
 	}
 }
 
@@ -245,17 +254,45 @@ func (f *Front) ringSocks() []*ringSock {
 	return l
 }
 
-// giveBack gives back the pages that nobody needs, of all regions, and tells how many bytes
-// that were.
-func (f *Front) giveBack() (bytes int) {
+// giveBack has the pages given back that nobody needs, of all regions. How long the kernel takes for a page is
+// for who maps it to decide, be it from ten processes and 60,000 times each: so that is nobody's time but of
+// a goroutine for each user, one region after the other.
+func (f *Front) giveBack() {
 	if f.deps.Collect != nil {
 		f.deps.Collect() // for a reactor that sleeps does not look
 		time.Sleep(collectTime)
 	}
-	for _, r := range f.ringSocks() {
-		bytes += r.giveBack()
+	f.mu.Lock() // as long as one is in f.rings, the daemon's stop has not come to wait for what is aside
+	defer f.mu.Unlock()
+	of := map[uint32][]*ringSock{}
+	for r := range f.rings {
+		of[r.s.id.UID] = append(of[r.s.id.UID], r)
 	}
-	return bytes
+	p := &f.pages
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for uid, l := range of {
+		if _, under := p.giving[uid]; under {
+			continue
+		}
+		if p.giving == nil {
+			p.giving = map[uint32]struct{}{}
+		}
+		p.giving[uid] = struct{}{}
+		l[0].aside(func() {
+			defer p.given(uid)
+			for _, r := range l {
+				p.found.Add(int64(r.giveBack()))
+			}
+		}, nil)
+	}
+}
+
+// given ends a giveBack of a user's regions.
+func (p *regionPages) given(uid uint32) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.giving, uid)
 }
 
 // giveBack does it for one region of a socket that is open. Who buries a closed one has
@@ -282,6 +319,7 @@ func (r *ringSock) giveBackOf(may func() bool) (bytes int) {
 		if !ok {
 			return bytes
 		}
+		_ = r.front.step("remove") // it does not fail
 		if err := r.reg.Remove(s); err != nil {
 			r.front.deps.Log.Error("memory of a region cannot be given back", "local", r.reg.Local, "error", err)
 		}
@@ -316,6 +354,7 @@ func (f *Front) feed() {
 func (r *ringSock) linger() {
 	for wait := time.Millisecond; wait < 100*time.Millisecond; wait *= 4 { // most clients have, or are about to
 		if r.letGo() {
+			r.gone()
 			return
 		}
 		time.Sleep(wait)
@@ -351,27 +390,28 @@ func (r *ringSock) leaveTo() {
 	r.closeAlarm(func() {})
 }
 
-// letGo ends the account of a region that nobody has any more, and reports whether it did. The
-// client has its place until its doorbell is closed.
+// letGo reports whether nobody has a region any more that is closed. The client has its place until its
+// doorbell is closed.
 func (r *ringSock) letGo() bool {
 	if r.alarm.Hears() {
-		if r.keeps && !r.alarm.LetGo() {
-			return false
-		}
+		return !r.keeps || r.alarm.LetGo()
+	}
+	gone, certain := r.reg.Abandoned()
+	if gone && !certain {
+		r.front.deps.Log.Debug("it cannot be told whether a client has let go of its region", "local", r.reg.Local)
+	}
+	return gone
+}
+
+// gone ends the account of a region that nobody has any more. It may take long.
+func (r *ringSock) gone() {
+	_ = r.front.step("remove") // as in giveBackOf
+	if r.alarm.Hears() {
 		r.reg.Drop()
-	} else {
-		gone, certain := r.reg.Abandoned()
-		if !gone {
-			return false
-		}
-		if !certain {
-			r.front.deps.Log.Debug("it cannot be told whether a client has let go of its region", "local", r.reg.Local)
-		}
 	}
 	r.host.Lock()
 	r.End.PaidOff()
 	r.host.Unlock()
 	r.purse.account.Close()
 	r.closeAlarm(func() { r.front.deps.Clients.Remove(r.s.id, r.ctl.account, localConnBytes) })
-	return true
 }

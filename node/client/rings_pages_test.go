@@ -39,6 +39,13 @@ func pagesCharged(n *world) (bytes int64) {
 	return bytes
 }
 
+// giveAllBack gives back what no region needs.
+func giveAllBack(n *world) {
+	for _, r := range n.clients.ringSocks() {
+		r.giveBack()
+	}
+}
+
 // dialRings is a client that attaches by rings, until the test ends.
 func dialRings(t *testing.T, cfg *config.Config) *rdsd.Client {
 	t.Helper()
@@ -93,7 +100,7 @@ func TestPagesOfRegions(t *testing.T) {
 	if c := pagesCharged(n); c > 2<<20 { // half a page of rings, and what settle leaves
 		t.Errorf("%d bytes are charged for pages beside what lies in them", c)
 	}
-	if n.clients.giveBack(); pagesPaid(n) < 6<<20 {
+	if giveAllBack(n); pagesPaid(n) < 6<<20 {
 		t.Errorf("%d bytes are paid for with 6 MiB unread", pagesPaid(n))
 	}
 	for i := range 6 {
@@ -105,7 +112,7 @@ func TestPagesOfRegions(t *testing.T) {
 	n.hosts.Collect()
 	await.Until(t, 5*time.Second, "what was read is charged for its pages", func() bool { return pagesCharged(n) >= 5<<20 })
 	await.Until(t, 5*time.Second, "nearly all of it is given back", func() bool {
-		n.clients.giveBack()
+		giveAllBack(n)
 		return pagesPaid(n) <= 64<<10
 	})
 	if n.deps.Count.RegionsGivenBack.Load() < 6<<20 {
@@ -506,10 +513,10 @@ func TestPagesAreLookedAtInTime(t *testing.T) {
 	look(0, true, false, true, false)
 	look(idleGiveBack-1, true, false, false, false)
 	look(1, true, false, true, false)
-	p.found = foundMuch
+	p.found.Store(foundMuch)
 	look(giveBackEvery-1, true, false, false, false)
 	look(1, true, false, true, false)
-	p.found--
+	p.found.Store(foundMuch - 1)
 	look(giveBackEvery, false, true, false, true)
 	look(FeedEvery-1, false, true, false, false)
 	look(1, false, true, false, true)
@@ -532,9 +539,7 @@ func TestGiveBackBesideTheEnd(t *testing.T) {
 					return
 				default:
 				}
-				for _, r := range n.clients.ringSocks() {
-					r.giveBack()
-				}
+				giveAllBack(n)
 			}
 		})
 	}
