@@ -351,7 +351,7 @@ func (h *Host) live(i, entries, head, tail uint64) bool {
 func (h *Host) spareBlock(at *uint64) (s Spared, ok bool) {
 	arena := h.r.RecvArenaOff - h.r.DaemonOff
 	first, end := arena>>pageShift, (arena+h.r.RecvArenaBytes)>>pageShift
-	if *at < first {
+	if *at <= first { // also when the ring before it ends there
 		*at = first
 		h.arena.merge()
 	}

@@ -121,3 +121,25 @@ func TestReleasesAreSeenAgain(t *testing.T) {
 		t.Error(n, err)
 	}
 }
+
+// TestSmallBlocksAreGivenBack: pages that nothing but small blocks lay in, and all of them freed, are not needed.
+func TestSmallBlocksAreGivenBack(t *testing.T) {
+	s := testSpec()
+	s.RecvArena = 1 << 20
+	h, _ := untouched(t, s)
+	h.Pay(&purse{left: 1 << 30})
+	var out []uint64
+	for range int(pageBytes) / UnitBytes {
+		off, _, ok := h.Reserve(1)
+		if !ok {
+			t.Fatal("no room")
+		}
+		out = append(out, off)
+	}
+	for _, off := range out {
+		h.Unreserve(off)
+	}
+	if spareAll(t, h); h.Paid() != 0 {
+		t.Errorf("%d bytes are paid for, and nothing is out", h.Paid())
+	}
+}
