@@ -10,16 +10,17 @@ import "math/bits"
 // which are bounded too.
 //
 // The accounts lie in private memory beside the arena, never in it: 9 bytes for each unit
-// of 64. They begin small and double, as does the part of the arena in use, when no block
-// is left: an idle socket costs little.
+// of 64, in leaves that are made when a block first begins in one. The part of the arena in use
+// begins small and doubles when no block is left: an idle socket costs little, and a step to
+// more is a list of leaves that is twice as long.
 
 // Arena divides a range of n units of UnitBytes, n a power of two. It has no lock.
 type Arena struct {
 	units uint32 // of the whole
 	max   uint8  // order of the whole
 	top   uint8  // order of the part in use, from 0 on
-	state []uint8
-	link  []links
+	leafs []*leaf
+	n     int             // leaves that there are
 	lazy  [maxOrders]list // freed, not merged
 	free  [maxOrders]list // no two of one order are buddies
 	slack [maxOrders]uint32
@@ -43,6 +44,17 @@ var firstOrder = pageOrder
 
 type links struct{ prev, next uint32 }
 
+// leaf is the accounts of leafUnits units.
+type leaf struct {
+	link  [leafUnits]links
+	state [leafUnits]uint8
+}
+
+const (
+	leafUnits = 64
+	leafBytes = leafUnits * 9
+)
+
 // list is a stack of blocks, linked both ways so that a buddy can leave it.
 type list struct{ head, n uint32 }
 
@@ -59,10 +71,60 @@ func NewArena(bytes uint64) *Arena {
 			a.slack[o] = min(512, a.units>>o>>3)
 		}
 	}
-	a.top = min(a.max, firstOrder)
-	a.state, a.link = make([]uint8, 1<<a.top), make([]links, 1<<a.top)
-	a.push(&a.free[a.top], 0, stateFree|a.top)
+	a.begin()
 	return a
+}
+
+// begin has the first part in use, all of it free.
+func (a *Arena) begin() {
+	a.top = min(a.max, firstOrder)
+	a.leafs, a.n = make([]*leaf, max(1, 1<<a.top/leafUnits)), 0
+	a.push(&a.free[a.top], 0, stateFree|a.top)
+}
+
+// leaf is that of unit u, made if there is none.
+func (a *Arena) leaf(u uint32) *leaf {
+	l := a.leafs[u/leafUnits]
+	if l == nil {
+		l = new(leaf)
+		a.leafs[u/leafUnits] = l
+		a.n++
+	}
+	return l
+}
+
+// stateOf is the state of unit u of the part in use.
+func (a *Arena) stateOf(u uint32) uint8 {
+	if l := a.leafs[u/leafUnits]; l != nil {
+		return l.state[u%leafUnits]
+	}
+	return 0
+}
+
+func (a *Arena) setState(u uint32, state uint8) { a.leaf(u).state[u%leafUnits] = state }
+
+// link is that of a unit that a block begins at.
+func (a *Arena) link(u uint32) *links { return &a.leafs[u/leafUnits].link[u%leafUnits] }
+
+// accountsBytes is what the accounts take.
+func (a *Arena) accountsBytes() int { return a.n*leafBytes + len(a.leafs)*8 }
+
+// forget lets go of the leaves behind the first of a block, in which no other begins.
+func (a *Arena) forget(u uint32, o uint8) {
+	for i := u/leafUnits + 1; i < (u+1<<o)/leafUnits; i++ {
+		if a.leafs[i] != nil {
+			a.leafs[i] = nil
+			a.n--
+		}
+	}
+}
+
+// renew lets go of all accounts if nothing is out, nor taken by Claim, and the short lists are empty.
+func (a *Arena) renew() {
+	if a.stateOf(0) == stateFree|a.top && a.top > firstOrder {
+		a.free[a.top] = list{head: none}
+		a.begin()
+	}
 }
 
 // Bytes is the size of the arena.
@@ -88,7 +150,7 @@ func (a *Arena) Alloc(n int) (off uint64, ok bool) {
 			a.grow()
 		}
 	}
-	a.state[u] = stateOut | o
+	a.setState(u, stateOut|o)
 	a.used += 1 << o
 	return uint64(u) * UnitBytes, true
 }
@@ -146,7 +208,7 @@ func (a *Arena) Free(off uint64) (size int, ok bool) {
 // most bytes that has the page, until Unclaim. ok is false when a block on the page is out.
 func (a *Arena) Claim(off, most uint64) (at, n uint64, ok bool) {
 	u := uint32(off / UnitBytes)
-	if int(u) >= len(a.state) {
+	if u>>a.top != 0 {
 		return 0, 0, false
 	}
 	for o := pageOrder; o <= a.top; o++ {
@@ -154,7 +216,7 @@ func (a *Arena) Claim(off, most uint64) (at, n uint64, ok bool) {
 		// could hold the page is looked up there. A block that is out, or a part of a larger
 		// one, has another state.
 		b := u &^ (1<<o - 1)
-		switch a.state[b] {
+		switch a.stateOf(b) {
 		case stateFree | o:
 			a.remove(&a.free[o], b)
 		case stateLazy | o:
@@ -171,7 +233,8 @@ func (a *Arena) Claim(off, most uint64) (at, n uint64, ok bool) {
 			}
 			a.push(&a.free[o-1], other, stateFree|(o-1))
 		}
-		a.state[b] = stateTaken | o
+		a.setState(b, stateTaken|o)
+		a.forget(b, o)
 		return uint64(b) * UnitBytes, UnitBytes << o, true
 	}
 	return 0, 0, false
@@ -180,7 +243,7 @@ func (a *Arena) Claim(off, most uint64) (at, n uint64, ok bool) {
 // Unclaim frees a block that Claim took.
 func (a *Arena) Unclaim(at uint64) {
 	u := uint32(at / UnitBytes)
-	a.join(u, a.state[u]&orderMask)
+	a.join(u, a.stateOf(u)&orderMask)
 }
 
 // Size is the size of the block at off; ok is false when none is out there.
@@ -204,12 +267,12 @@ func (a *Arena) Shrink(off uint64, n int) (size int) {
 		o--
 		a.push(&a.free[o], u+1<<o, stateFree|o) // its buddy is this block
 	}
-	a.state[u] = stateOut | o
+	a.setState(u, stateOut|o)
 	return UnitBytes << o
 }
 
 // SetMark and Mark keep a number of the caller's with a block that is out.
-func (a *Arena) SetMark(off uint64, m uint32) { a.link[off/UnitBytes].next = m }
+func (a *Arena) SetMark(off uint64, m uint32) { a.link(uint32(off / UnitBytes)).next = m }
 
 // Mark returns it; ok is false when no block that is out begins at off.
 func (a *Arena) Mark(off uint64) (m uint32, ok bool) {
@@ -217,7 +280,7 @@ func (a *Arena) Mark(off uint64) (m uint32, ok bool) {
 	if !ok {
 		return 0, false
 	}
-	return a.link[u].next, true
+	return a.link(u).next, true
 }
 
 func (a *Arena) out(off uint64) (u uint32, o uint8, ok bool) {
@@ -225,18 +288,19 @@ func (a *Arena) out(off uint64) (u uint32, o uint8, ok bool) {
 		return 0, 0, false
 	}
 	u = uint32(off / UnitBytes)
-	if int(u) >= len(a.state) {
+	if u>>a.top != 0 {
 		return 0, 0, false
 	}
-	s := a.state[u]
+	s := a.stateOf(u)
 	return u, s & orderMask, s&stateOut != 0
 }
 
 // grow doubles the part in use.
 func (a *Arena) grow() {
 	n := uint32(1) << a.top
-	a.state = append(a.state, make([]uint8, n)...)
-	a.link = append(a.link, make([]links, n)...)
+	if have := max(1, 2*n/leafUnits); int(have) > len(a.leafs) {
+		a.leafs = append(make([]*leaf, 0, have), a.leafs...)[:have]
+	}
 	a.top++
 	a.join(n, a.top-1)
 }
@@ -254,21 +318,22 @@ func (a *Arena) merge() {
 func (a *Arena) join(u uint32, o uint8) {
 	for ; o < a.top; o++ {
 		buddy := u ^ 1<<o
-		if a.state[buddy] != stateFree|o {
+		if a.stateOf(buddy) != stateFree|o {
 			break
 		}
 		a.remove(&a.free[o], buddy)
-		a.state[u] = 0
+		a.setState(u, 0)
 		u &^= 1 << o
 	}
 	a.push(&a.free[o], u, stateFree|o)
 }
 
 func (a *Arena) push(l *list, u uint32, state uint8) {
-	a.state[u] = state
-	a.link[u] = links{none, l.head}
+	f := a.leaf(u)
+	f.state[u%leafUnits] = state
+	f.link[u%leafUnits] = links{none, l.head}
 	if l.head != none {
-		a.link[l.head].prev = u
+		a.link(l.head).prev = u
 	}
 	l.head = u
 	l.n++
@@ -281,15 +346,16 @@ func (a *Arena) pop(l *list) uint32 {
 }
 
 func (a *Arena) remove(l *list, u uint32) {
-	k := a.link[u]
+	f := a.leafs[u/leafUnits]
+	k := f.link[u%leafUnits]
 	if k.prev == none {
 		l.head = k.next
 	} else {
-		a.link[k.prev].next = k.next
+		a.link(k.prev).next = k.next
 	}
 	if k.next != none {
-		a.link[k.next].prev = k.prev
+		a.link(k.next).prev = k.prev
 	}
 	l.n--
-	a.state[u] = 0
+	f.state[u%leafUnits] = 0
 }

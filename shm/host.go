@@ -150,5 +150,6 @@ func (h *Host) Close() error {
 	}
 	h.led.Free()
 	h.led = nil
+	h.arena, h.slots, h.ring = nil, nil, nil // its owner may have it for as long as its client keeps the region
 	return h.r.Close()
 }

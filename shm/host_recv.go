@@ -3,6 +3,7 @@ package shm
 import (
 	"net/netip"
 	"sync/atomic"
+	"unsafe"
 
 	"github.com/rdsd/rdsd/internal/crash"
 	"github.com/rdsd/rdsd/wire"
@@ -36,6 +37,8 @@ type slot struct {
 	next  uint32
 	state uint8
 }
+
+const slotBytes = int(unsafe.Sizeof(slot{}))
 
 const (
 	slotFree = iota
@@ -113,7 +116,7 @@ func (h *Host) newSlot(off uint64, state uint8) uint32 {
 		h.freeSlots = h.slots[i].next
 	} else {
 		i = uint32(len(h.slots))
-		h.slots = append(h.slots, slot{})
+		h.slots = append(h.slots, slot{}) // there is room: roomForSlot
 	}
 	h.slots[i] = slot{off: off, state: state}
 	h.arena.SetMark(off, i)
@@ -148,13 +151,28 @@ func (h *Host) Reserve(n int) (off uint64, b []byte, ok bool) {
 // alloc takes a block. A well-behaved client holds at most one slot for each entry of the
 // receive ring (unread) and of the release ring (read, not released).
 func (h *Host) alloc(n int) (off uint64, ok bool) {
-	if h.nSlots < int(h.r.Receives)+int(h.r.Releases) {
+	if h.roomForSlot() {
 		off, ok = h.affordBlock(n)
 	}
 	if !ok {
 		h.noteNoRoom(viewArena)
 	}
 	return off, ok
+}
+
+// roomForSlot makes room for another slot, and reports whether there is some.
+func (h *Host) roomForSlot() bool {
+	n, most := cap(h.slots), int(h.r.Receives)+int(h.r.Releases)
+	switch {
+	case h.nSlots >= most:
+		return false
+	case h.freeSlots != none || len(h.slots) < n:
+		return true
+	case !h.affordAccounts((min(max(2*n, 16), most) - n) * slotBytes):
+		return false
+	}
+	h.slots = roomFor(h.slots, most)
+	return true
 }
 
 // Unreserve gives a slot back that was not placed.
@@ -425,6 +443,9 @@ func (h *Host) EachUnread(f func(src netip.AddrPort, bytes int) bool) {
 	// What is older than ringFrom it has said once that it has read.
 	for n := h.recvTail - min(h.recvTail-head, h.recvTail-h.ringFrom); n != h.recvTail; n++ {
 		i := *h.slotOf(n)
+		if int(i) >= len(h.slots) { // all are released, also what was not read
+			return
+		}
 		s := &h.slots[i]
 		if s.state < slotPlaced || s.n != n {
 			continue

@@ -24,6 +24,9 @@ type Payer interface {
 	Take(bytes int) bool
 	// Give gives them back.
 	Give(bytes int)
+	// Keep pays for so many bytes more of the accounts of what is in them, which are this end's own, or says
+	// that they cannot be had. Below 0 it gives them back.
+	Keep(bytes int) bool
 }
 
 var (
@@ -102,6 +105,7 @@ type pageSide struct {
 	mine    pageSet      // of the daemon's part, and paid for
 	paid    int          // bytes
 	leaving span         // of the daemon's part: pages that are being given back
+	kept    int          // bytes of accounts that are paid for beside
 	lacked  bool         // something could not be paid for
 }
 
@@ -252,10 +256,44 @@ func (h *Host) affordEntry(off, n, entries uint64) bool {
 	return at&pageMask != 0 || h.afford(off+at*entryBytes, min(pageBytes, entries*entryBytes))
 }
 
+// keptFree is what accounts a socket has without paying for them: its own price has them.
+const keptFree = 4 << 10
+
+// affordAccounts pays for what the accounts of the receive side take, and for more bytes of them that are about
+// to be made.
+func (h *Host) affordAccounts(more int) bool {
+	n := h.arena.accountsBytes() + cap(h.slots)*slotBytes + more - keptFree - h.kept
+	if n <= 0 {
+		return true
+	}
+	if h.payer != nil && !h.payer.Keep(n) {
+		h.lacked = true
+		return false
+	}
+	h.kept += n
+	return true
+}
+
+// lessAccounts gives back what accounts are not needed any more.
+func (h *Host) lessAccounts() {
+	h.arena.renew()
+	if h.nSlots == 0 {
+		h.slots, h.freeSlots = nil, none
+	}
+	n := h.kept - max(h.arena.accountsBytes()+cap(h.slots)*slotBytes-keptFree, 0)
+	if n <= 0 {
+		return
+	}
+	h.kept -= n
+	if h.payer != nil {
+		h.payer.Keep(-n)
+	}
+}
+
 // affordBlock takes a block of the receive arena and pays for its pages.
 func (h *Host) affordBlock(n int) (off uint64, ok bool) {
 	off, ok = h.arena.Alloc(n)
-	if ok && !h.afford(h.r.RecvArenaOff+off, uint64(BlockBytes(n))) {
+	if ok && !(h.affordAccounts(0) && h.afford(h.r.RecvArenaOff+off, uint64(BlockBytes(n)))) {
 		h.arena.Free(off)
 		ok = false
 	}
@@ -359,6 +397,7 @@ func (h *Host) spareBlock(at *uint64) (s Spared, ok bool) {
 		p, found := h.mine.next(*at, end)
 		if !found {
 			*at = end
+			h.lessAccounts()
 			return s, false
 		}
 		*at = p + 1

@@ -276,7 +276,11 @@ func TestRingPagesAreGivenBack(t *testing.T) {
 }
 
 // purse pays until it is empty.
-type purse struct{ left, taken, given int }
+type purse struct {
+	left, taken, given int
+	kept               int  // of accounts
+	bare               bool // there is nothing for accounts
+}
 
 func (p *purse) Take(n int) bool {
 	if n > p.left {
@@ -288,6 +292,14 @@ func (p *purse) Take(n int) bool {
 }
 
 func (p *purse) Give(n int) { p.left, p.given = p.left+n, p.given+n }
+
+func (p *purse) Keep(n int) bool {
+	if n > 0 && p.bare {
+		return false
+	}
+	p.kept += n
+	return true
+}
 
 // TestPagesArePaid: a page of the daemon's part has memory when it was paid for, and not
 // before; what cannot be paid for finds no room, and goes on when it can.

@@ -81,6 +81,8 @@ func (p *program) Take(n int) bool {
 
 func (p *program) Give(n int) { p.left += n }
 
+func (p *program) Keep(int) bool { return true }
+
 func newProgram(t *testing.T, seed int64) *program {
 	p := &program{t: t, rnd: rand.New(rand.NewSource(seed)), out: &strings.Builder{}, crc: crc32.MakeTable(crc32.Castagnoli), left: 1 << 40}
 	s := testSpec()

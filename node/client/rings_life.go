@@ -411,7 +411,7 @@ func (r *ringSock) free() {
 		r.front.deps.Log.Error("a socket's memory is lost", "error", err)
 	}
 	r.host.Lock()
-	grown := r.grown
+	grown := r.grown + int64(r.purse.kept)
 	r.host.Unlock()
 	r.purse.account.Give(quota.Sockets, grown)
 }

@@ -22,6 +22,7 @@ type purse struct {
 	account *quota.Account
 	total   *atomic.Int64 // of all regions, what is paid for
 	charged int           // to the account, of what is paid for
+	kept    int           // charged to the account for accounts
 }
 
 // Take implements shm.Payer.
@@ -38,6 +39,18 @@ func (p *purse) Take(n int) bool {
 func (p *purse) Give(n int) {
 	p.charge(p.charged - n)
 	p.total.Add(int64(-n))
+}
+
+// Keep implements shm.Payer.
+func (p *purse) Keep(n int) bool {
+	if n > 0 && p.account.Take(quota.Sockets, int64(n)) != nil {
+		return false
+	}
+	if n < 0 {
+		p.account.Give(quota.Sockets, int64(-n))
+	}
+	p.kept += n
+	return true
 }
 
 func (p *purse) charge(n int) {

@@ -397,6 +397,41 @@ func TestLedgerIsPaid(t *testing.T) {
 	await.Until(t, 5*time.Second, "nothing is paid for", func() bool { return sockets() == 0 })
 }
 
+// TestAccountsOfARegionAreCharged: what is kept of blocks of receive memory is charged to the user, until they are free
+// and the daemon looks, or the socket is gone.
+func TestAccountsOfARegionAreCharged(t *testing.T) {
+	n, cfg := startClients(t)
+	s, err := dialRings(t, cfg).Bind(clienttest.Context(t), netip.AddrPortFrom(cfg.RDS.Addresses[0], 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	sockets := func() int64 { return n.deps.Memory.Kinds()[quota.Sockets].Used }
+	before := sockets()
+	for range 2 {
+		body := make([]byte, 40<<10) // each has a block of its own
+		const blocks = 20
+		for range blocks {
+			if err := s.Send(clienttest.Context(t), s.LocalAddr(), body); err != nil {
+				t.Fatal(err)
+			}
+		}
+		await.Until(t, time.Minute, "They are charged.", func() bool { return sockets() >= before+blocks*500 })
+		for range blocks {
+			if _, err := s.Recv(clienttest.Context(t)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		n.hosts.Collect()
+		await.Until(t, time.Minute, "They are given back.", func() bool { giveAllBack(n); return sockets() == before })
+	}
+	if err := s.Send(clienttest.Context(t), s.LocalAddr(), make([]byte, 1<<20)); err != nil {
+		t.Fatal(err)
+	}
+	await.Until(t, time.Minute, "One is charged.", func() bool { return sockets() > before })
+	s.Close()
+	await.Until(t, time.Minute, "Nothing is charged.", func() bool { return sockets() == 0 })
+}
+
 // TestClosedIsChargedForWhatIsNeeded: a socket that is closed, and whose region cannot go yet, is
 // charged for the pages of its send arena that are still read, and not for what the end has cancelled.
 func TestClosedIsChargedForWhatIsNeeded(t *testing.T) {
