@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/buf"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/wire"
 )
@@ -89,7 +90,7 @@ func TestPingOfItself(t *testing.T) {
 // as fit into the hard one, to the byte.
 func TestHardLimitIsExact(t *testing.T) {
 	const rcv = 1000
-	hard := 2*rcv + wire.MaxDatagram + itemOverhead
+	hard := 2*rcv + buf.SizeOf(wire.MaxDatagram) + itemOverhead
 	for _, over := range []int{0, 1} { // whether the last one passes it by a byte
 		e, now := lone(t, func(c *Config) { c.RcvBufBytes = rcv })
 		from, to := bind(t, e, 4000, SocketOptions{}), bind(t, e, 4001, SocketOptions{})

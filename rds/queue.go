@@ -86,7 +86,7 @@ func (it *item) cut() wire.Cutter {
 func (q *Queue) Place(from *Peer, a conn.Arrival) (cost int, ok bool) {
 	t := a.Train
 	n := len(t.Body)
-	it := item{pe: from, n: uint32(n), cost: uint32(arrivalBytes(t)), sport: a.SPort}
+	it := item{pe: from, n: uint32(n), cost: uint32(arrivalBytes(t) + q.beside(a)), sport: a.SPort}
 	if !t.Plain() {
 		it.train = uint16(t.Count)
 		if t.Table {
@@ -96,7 +96,7 @@ func (q *Queue) Place(from *Peer, a conn.Arrival) (cost int, ok bool) {
 	switch {
 	case n == 0:
 	// The payload was read into memory of its own, which goes into the queue as it is.
-	case a.Buf != nil:
+	case keeps(a):
 		a.Buf.Ref()
 		it.b = a.Buf
 	case n >= buf.SlabSize/4:
@@ -112,6 +112,21 @@ func (q *Queue) Place(from *Peer, a conn.Arrival) (cost int, ok bool) {
 	}
 	q.push(it)
 	return int(it.cost), true
+}
+
+// keeps reports whether the memory that an arrival was read into is kept for it. Not for a small one, whose frame came
+// in two reads: it would keep many times its length.
+func keeps(a conn.Arrival) bool { return a.Buf != nil && a.Buf.Size() <= 2*len(a.Train.Body) }
+
+// beside is how much larger the buffer is that an arrival will lie in alone.
+func (q *Queue) beside(a conn.Arrival) int {
+	switch n := len(a.Train.Body); {
+	case keeps(a):
+		return a.Buf.Size() - n
+	case n >= buf.SlabSize/4:
+		return buf.SizeOf(n) - n
+	}
+	return 0
 }
 
 // Done implements Sink.

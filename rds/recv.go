@@ -31,6 +31,9 @@ func arrivalBytes(t wire.Train) int {
 func (s *Socket) place(from *Peer, a conn.Arrival) conn.Verdict {
 	e, t := s.e, a.Train
 	cost := arrivalBytes(t)
+	if s.queue != nil {
+		cost += s.queue.beside(a)
+	}
 	// Refused, an rdsd keeps it and a kernel's link pauses: nothing is dropped. The soft limit
 	// is not asked here, for senders that have not heard of it yet are not to blame.
 	if s.mem+cost > s.hard || e.leaving {

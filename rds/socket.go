@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/buf"
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/wire"
@@ -204,7 +205,7 @@ func (e *Engine) Bind(port uint16, o SocketOptions) (*Socket, error) {
 	if o.Sink == nil {
 		s.queue = &Queue{s: s}
 		// HardFactor times the soft limit, and room for one datagram of the largest size.
-		s.sink, s.hard = s.queue, e.cfg.HardFactor*o.RcvBufBytes+wire.MaxDatagram+itemOverhead
+		s.sink, s.hard = s.queue, e.cfg.HardFactor*o.RcvBufBytes+buf.SizeOf(wire.MaxDatagram)+itemOverhead
 	}
 	s.fullAt = s.hard
 	s.reserver, _ = s.sink.(Reserver)

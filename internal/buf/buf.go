@@ -5,8 +5,9 @@ import (
 	"sync/atomic"
 )
 
-// Size classes in bytes. The largest holds the largest datagram with its header.
-var classes = [...]int{4 << 10, 16 << 10, 64 << 10, 256 << 10, 1<<20 + 4096}
+// Size classes in bytes: what a buffer has beside what was asked for is less than that, but for the smallest. The
+// largest holds the largest datagram with its header.
+var classes = [...]int{4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1<<20 + 4096}
 
 // SlabSize is the size of the buffers small datagrams are copied into together.
 const SlabSize = 64 << 10
@@ -31,18 +32,25 @@ func InUse() int64 { return inUse.Load() }
 // Get returns a buffer of n bytes with one reference. n may not be larger than 1 MiB +
 // 4096: that is a mistake of the caller, which has to check lengths first.
 func Get(n int) *Buf {
+	i := classOf(n)
+	b, _ := pools[i].Get().(*Buf)
+	if b == nil {
+		b = &Buf{B: make([]byte, classes[i]), class: int8(i)}
+	}
+	b.B = b.B[:n]
+	b.refs.Store(1)
+	inUse.Add(int64(classes[i]))
+	return b
+}
+
+// SizeOf is the Size of what Get(n) returns.
+func SizeOf(n int) int { return classes[classOf(n)] }
+
+func classOf(n int) int {
 	for i, size := range classes {
-		if n > size {
-			continue
+		if n <= size {
+			return i
 		}
-		b, _ := pools[i].Get().(*Buf)
-		if b == nil {
-			b = &Buf{B: make([]byte, size), class: int8(i)}
-		}
-		b.B = b.B[:n]
-		b.refs.Store(1)
-		inUse.Add(int64(size))
-		return b
 	}
 	panic("buf: size above the largest class")
 }

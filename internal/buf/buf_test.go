@@ -8,7 +8,7 @@ import (
 
 func TestSizes(t *testing.T) {
 	for _, c := range []struct{ n, size int }{
-		{0, 4096}, {1, 4096}, {4096, 4096}, {4097, 16384}, {SlabSize, SlabSize}, {SlabSize + 1, 256 << 10}, {1 << 20, 1<<20 + 4096}, {1<<20 + 4096, 1<<20 + 4096},
+		{0, 4096}, {1, 4096}, {4096, 4096}, {4097, 8192}, {SlabSize, SlabSize}, {SlabSize + 1, 128 << 10}, {512<<10 + 1, 1<<20 + 4096}, {1 << 20, 1<<20 + 4096}, {1<<20 + 4096, 1<<20 + 4096},
 	} {
 		before := InUse()
 		b := Get(c.n)
