@@ -112,6 +112,7 @@ type Conn struct {
 	// chosen says that one of flows has chosen its lane.
 	chosen bool
 	links  uint64 // links begun so far, see Lane.serial
+	kept   int    // refusals that memory was asked for (keep.go)
 
 	// Time (tick.go).
 
@@ -318,9 +319,11 @@ func (c *Conn) Known() (yes bool) {
 	return yes
 }
 
-// End ends an idle connection: a report of the shell about it that comes later is ignored.
+// End ends an idle connection: a report of the shell about it that comes later is ignored. Memory that was
+// asked for is given back.
 func (c *Conn) End() {
 	c.EachLane(func(p *Lane) { p.attempt = p.nextAttempt() })
+	c.giveBack()
 }
 
 // Trim lets go what is kept for messages to come and nothing needs now.

@@ -108,6 +108,7 @@ func (c *Conn) done(p *Lane, m *Msg, o Outcome, why Why) {
 		if m.Kind == MsgRefuse {
 			p.refusals -= wire.Refusals(m.Payload)
 			p.refuses.remove(m)
+			c.forgotRefusals()
 		}
 		p.answered(m)
 		c.com.FreeMsg(m)

@@ -504,6 +504,7 @@ func (c *Conn) restart(now time.Duration, keep *Lane, why Why) {
 			p.Drop(now, errPeerRestarted)
 		}
 	})
+	c.forgotRefusals()
 	if c.kind == KindRdsd {
 		// A new incarnation of an rdsd does not send an empty map (fillCongestion): ports of
 		// the former one would stay congested for ever.

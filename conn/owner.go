@@ -60,6 +60,9 @@ type Owner interface {
 	// MayGrant reports whether the node's memory allows more to be received. Others take of
 	// that memory at the same time, so it is asked with each acknowledgement.
 	MayGrant() bool
+	// Keep asks whether n bytes more may be kept for the peer, or gives back -n of them: then the
+	// answer says nothing. It is asked before a datagram is refused, which otherwise ends the link.
+	Keep(n int) bool
 	// Arm asks for Tick at the given time, or earlier. What is due now has to be done in the
 	// same Tick of the owner as what armed it.
 	Arm(at time.Duration)

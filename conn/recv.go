@@ -294,7 +294,7 @@ func (p *Lane) place(h *wire.Header, f *transport.Frame) error {
 	n := t.Count
 	// The peer goes on sending and does not acknowledge the refusals, which would fill this
 	// node's memory (refusalsMost).
-	if p.refusals >= p.refusalsMost() {
+	if p.refusals > 0 && (p.refusals >= p.refusalsMost() || !c.mayRefuse()) {
 		return errRefusals
 	}
 	if rdsd && len(p.refusing) > 0 {

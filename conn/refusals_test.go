@@ -123,6 +123,52 @@ func TestRefusalsTakeLittle(t *testing.T) {
 	w.check()
 }
 
+// TestRefusalsAreAskedFor: beyond the first, memory for refusals is asked for; without it the link ends,
+// and it is given back when all are acknowledged, the peer is another incarnation, or is forgotten.
+func TestRefusalsAreAskedFor(t *testing.T) {
+	for _, end := range []string{"", "probe npaths=1 hello=78/1/10", "forgotten"} {
+		w := newWorld(t, "10.0.0.2", "10.0.0.1", func(c *Config) { c.CreditLog2, c.Lanes = 10, 1 })
+		for _, s := range []string{"accept 40000", "recv 0 probe seq=1 npaths=1 hello=77/1/10", "recv 0 answer received=0 npaths=1 hello=77/1/10", "port 4000 no-room"} {
+			w.step(strings.Fields(s))
+			w.settle()
+		}
+		w.mostKept = keptStep * refusalBytes
+		p := w.c.lanes[0]
+		var err error
+		for seq := uint64(2); err == nil && seq < 10000; seq++ {
+			if err = w.recvOne(p, fmt.Sprintf("data 5000>4000 seq=%d len=0 csum ack=1 flags=retrans", seq)); err == nil {
+				p.ReceivedAll(w.now, p.attempt)
+				w.settle()
+				if kept := w.kept > 0; kept != (p.refusals > keptFree) && p.refusals != keptFree {
+					t.Fatalf("%d refusals, %d bytes are asked for", p.refusals, w.kept)
+				}
+			}
+		}
+		if !errors.Is(err, errRefusals) || p.refusals != keptFree+keptStep {
+			t.Fatalf("%d refusals wait, then %v", p.refusals, err)
+		}
+		for _, s := range []string{"lost 0", "accept 40000", "recv 0 probe npaths=1 hello=77/1/10", "recv 0 answer received=0 npaths=1 hello=77/1/10"} {
+			w.step(strings.Fields(s))
+			w.settle()
+		}
+		if end == "forgotten" {
+			if w.c.End(); w.kept != 0 {
+				t.Errorf("%d bytes are not given back", w.kept)
+			}
+			continue
+		}
+		if end == "" {
+			end = fmt.Sprintf("ack ack=%d csum", p.nextSeq-1)
+		}
+		_ = w.recvOne(p, end)
+		if w.kept != 0 || p.refusals != 0 {
+			t.Errorf("%s: %d bytes are not given back, %d refusals wait", end, w.kept, p.refusals)
+		}
+		w.settle()
+		w.check()
+	}
+}
+
 // TestRefusalsWaitInOne: what is refused while the peer lets nothing be sent is one message.
 func TestRefusalsWaitInOne(t *testing.T) {
 	w := refusing(t)

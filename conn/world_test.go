@@ -34,6 +34,8 @@ type world struct {
 	ourVer   uint64
 	ourLog   []wire.PortState // changes after version 1
 	grant    bool
+	kept     int // bytes for refusals
+	mostKept int
 	noKernel bool
 	armed    time.Duration
 	cleared  []uint16
@@ -56,7 +58,7 @@ type world struct {
 }
 
 func newWorld(t testing.TB, local, remote string, tune func(*Config)) *world {
-	w := &world{t: t, cfg: DefaultConfig(), now: time.Second, verdict: map[uint16]Verdict{}, ourVer: 1, grant: true, armed: Never,
+	w := &world{t: t, cfg: DefaultConfig(), now: time.Second, verdict: map[uint16]Verdict{}, ourVer: 1, grant: true, mostKept: 1 << 30, armed: Never,
 		batch: map[*Lane]*transport.Batch{}, txB: map[*Lane]uint64{}, undone: map[uint64]bool{}, cells: map[uint64]*uint64{}, senders: map[uint16]*Sender{}, pooled: map[*Msg]bool{}}
 	w.cfg.Trains = false // scripts ask for them
 	if tune != nil {
@@ -152,6 +154,14 @@ func (w *world) Told(_ time.Duration, topic Topic, payload []byte) error {
 func (w *world) MayGrant() bool       { return w.grant }
 func (w *world) Arm(at time.Duration) { w.armed = min(w.armed, at) }
 func (w *world) Refused(*Msg)         {}
+
+func (w *world) Keep(n int) bool {
+	if w.kept+n > w.mostKept {
+		return false
+	}
+	w.kept += n
+	return true
+}
 
 // Completed is Completer: exactly one outcome for each datagram.
 func (w *world) Completed(m *Msg, o Outcome, why Why) {

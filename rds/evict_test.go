@@ -315,6 +315,36 @@ func TestForgottenPeerComesAgain(t *testing.T) {
 	}
 }
 
+// TestRefusalsAreCharged: what a peer has kept beside what any costs is charged, given back when it is not
+// kept any more, and refused when there is no memory.
+func TestRefusalsAreCharged(t *testing.T) {
+	memory := quota.New(64*10*peerCost/32, nil)
+	e, now := lone(t, func(c *Config) {
+		c.PeerAccount = func(addr netip.Addr) *quota.Account { return memory.Account(quota.Peer(addr)) }
+	})
+	used := func(want int64) {
+		t.Helper()
+		if n := memory.Kinds()[quota.Peers].Used; n != want {
+			t.Errorf("%d bytes are charged, want %d", n, want)
+		}
+	}
+	pe, err := e.Peer(peerAddr(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !pe.Keep(5000) || !pe.Keep(3000) || pe.Keep(10*peerCost) {
+		t.Error("8,000 bytes are not had, or more than there are")
+	}
+	used(peerCost + 8000)
+	pe.Keep(-3000)
+	used(peerCost + 5000)
+	pe.Keep(-5000)
+	if !e.Evict(now) {
+		t.Fatal("the peer is not forgotten")
+	}
+	used(0)
+}
+
 // Peers are charged before they are there: when memory is spent one that rests makes
 // room, and where none does whoever comes is told. Everything comes back.
 func TestPeersAreCharged(t *testing.T) {

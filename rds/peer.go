@@ -193,6 +193,18 @@ func (pe *Peer) LocalCongestion(since uint64, wholeOnly bool) (uint64, []wire.Po
 	return pe.e.localCongestion(since, wholeOnly)
 }
 
+// Keep implements conn.Owner: what is kept is the peer's, like the rest of what it costs.
+func (pe *Peer) Keep(n int) bool {
+	switch {
+	case pe.account == nil:
+	case n > 0:
+		return pe.account.Take(quota.Peers, int64(n)) == nil
+	default:
+		pe.account.Give(quota.Peers, int64(-n))
+	}
+	return true
+}
+
 // MayGrant implements conn.Owner. A peer without credits sends nothing that a socket could refuse and
 // wait for, so what clients have released is asked for here, too.
 func (pe *Peer) MayGrant() bool {
