@@ -42,6 +42,9 @@ func (s *Server) wrote(o *Opening, id any) {
 		p.behind = append(slices.Clone(p.behind), me)
 	}
 	another := !me.same(&p.writer)
+	if !another {
+		me.learn(&p.writer)
+	}
 	if p.writer.Name != "" && another && !p.closed && !h.rules.Shared {
 		p.behind = p.writer.without(p.behind)
 		p.behind = append(p.behind[max(0, len(p.behind)-maxBehind+1):], p.writer)

@@ -35,6 +35,14 @@ func (w *Writer) equal(o *Writer) bool {
 	return w.Name == o.Name && w.UUID == o.UUID && slices.Equal(w.From, o.From)
 }
 
+// learn adds where o, which is the same client, came from before: of several paths one is the first to be
+// there, after a start of either side another one than before.
+func (w *Writer) learn(o *Writer) {
+	was := slices.DeleteFunc(slices.Clone(o.From), func(a netip.Addr) bool { return slices.Contains(w.From, a) })
+	w.From = append(was, w.From...)
+	w.From = w.From[max(0, len(w.From)-maxFrom):]
+}
+
 // among finds w in list.
 func (w *Writer) among(list []Writer) bool {
 	return slices.ContainsFunc(list, func(o Writer) bool { return w.same(&o) })
@@ -65,7 +73,10 @@ func (s *Server) writesFrom(h *handle) bool {
 	id := h.store.vol.id
 	p, known := s.past[id]
 	w := h.writer()
-	if !known || !h.writes() || w.Name != p.writer.Name || w.UUID != p.writer.UUID || w.equal(&p.writer) {
+	if !known || !h.writes() || w.Name != p.writer.Name || w.UUID != p.writer.UUID {
+		return false
+	}
+	if w.learn(&p.writer); w.equal(&p.writer) {
 		return false
 	}
 	p.writer = w

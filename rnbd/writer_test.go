@@ -3,6 +3,7 @@ package rnbd
 import (
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/rdsd/rdsd/blk"
@@ -103,5 +104,27 @@ func TestWriterOfOneName(t *testing.T) {
 			}
 			wantState(t, "the first node", va, state)
 		})
+	}
+}
+
+// TestWriterLearns: where a client came from before is remembered beside where it comes from now, the last of it.
+func TestWriterLearns(t *testing.T) {
+	at := func(n ...byte) (list []netip.Addr) {
+		for _, n := range n {
+			list = append(list, netip.AddrFrom4([4]byte{10, 0, 0, n}))
+		}
+		return list
+	}
+	for _, x := range []struct{ was, now, want []netip.Addr }{
+		{at(1, 2), at(3), at(1, 2, 3)},
+		{at(1, 2), at(1), at(2, 1)},
+		{at(2, 1), at(1), at(2, 1)},
+		{nil, at(1), at(1)},
+		{at(1, 2, 3, 4, 5, 6, 7, 8), at(9, 10), at(3, 4, 5, 6, 7, 8, 9, 10)},
+	} {
+		w := Writer{From: x.now}
+		if w.learn(&Writer{From: x.was}); !slices.Equal(w.From, x.want) {
+			t.Errorf("from %v, and before from %v: %v, want %v", x.now, x.was, w.From, x.want)
+		}
 	}
 }

@@ -102,7 +102,7 @@ func TestVolumesOfRealDaemons(t *testing.T) {
 	near.Run()
 	nearVol = near.Dial().Volumes()
 	again := m
-	for again.State != rdsd.MappingOpen || again == m {
+	for ; again.State != rdsd.MappingOpen || again == m; time.Sleep(5 * time.Millisecond) {
 		if again, err = nearVol.Mapping(ctx, m.ID); err != nil {
 			t.Fatal(err)
 		}
