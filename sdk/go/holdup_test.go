@@ -50,14 +50,6 @@ func TestAwayTellsWhy(t *testing.T) {
 	wantErr(t, h.final(peerAddr, errAway), rdserr.ErrClosed)
 }
 
-// TestGrantWithoutALink: what is read while there is no link is credit for nobody; the
-// next Bind grants what is right then.
-func TestGrantWithoutALink(t *testing.T) {
-	s := &stream{Socket: &Socket{}}
-	s.grant(1, 1000)
-	s.grant(0, 0)
-}
-
 // TestTryWithoutALink: a try whose link breaks while it waits for the daemon has failed,
 // and whether the daemon had it is not known; one that was answered first was answered.
 func TestTryWithoutALink(t *testing.T) {

@@ -99,7 +99,7 @@ func TestLoans(t *testing.T) {
 				into[i].Payload = make([]byte, 0, 1100+rnd.IntN(30)) // for some it is enough
 			}
 			before := append([]*inBatch(nil), q.batches.all()...)
-			n, l, _, _, _ := q.take(into, how)
+			n, l, _, _ := q.take(into, how)
 			if how == ownMemory {
 				sum := 0
 				for _, b := range before {

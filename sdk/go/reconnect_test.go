@@ -143,6 +143,35 @@ func TestReconnect(t *testing.T) {
 	}
 }
 
+// What is read while the daemon answers the Bind, which counted it as unread, is granted to the
+// session that this begins: nothing else would ever be.
+func TestReadWhileBinding(t *testing.T) {
+	d, _, s, st := bindFake(t, WithRecvWindow(4, 1000))
+	for range 4 {
+		st.push(dgram("unread"))
+	}
+	for unread(s) != 4 {
+		time.Sleep(time.Millisecond)
+	}
+	d.stop()
+	d.start()
+	st2, bind := d.accept()
+	if n := bind.GetInitialCreditDatagrams(); n != 0 {
+		t.Errorf("credit for %d datagrams with a window full of unread ones", n)
+	}
+	ctx := testContext(t)
+	for range 4 {
+		if _, err := s.Recv(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	st2.sendBound(bound(bind))
+	t.Cleanup(st2.answerClose)
+	if c := st2.next().GetCredit(); c.GetDatagrams() != 4 || c.GetBytes() != 24 {
+		t.Errorf("credit %v, want 4 datagrams of 24 bytes", c)
+	}
+}
+
 func queuedBatches(s *Socket) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -84,13 +84,13 @@ func (q *recvQueue) deliver(b *inBatch, s *stream) {
 		q.batches.push(part)
 	}
 	unread := q.n > 0
-	n, bytes := q.owe(takenN, takenB)
+	due := q.owe(takenN, takenB)
 	q.mu.Unlock()
 	if unread {
 		q.signal()
 	}
 	// Without the lock: granting takes the socket's.
-	s.grant(n, bytes)
+	s.grant(due)
 }
 
 // tookSome notes that a call has datagrams.
@@ -107,17 +107,26 @@ func (q *recvQueue) signal() {
 	}
 }
 
-// owe counts datagrams that were read. Once they are half a window of either kind it
-// returns them, to be granted again.
-func (q *recvQueue) owe(n, bytes int) (datagrams, size int) {
+// owe counts datagrams that were read, and reports whether they are to be granted again: once they
+// are half a window of either kind. Until then, and while there is no session, they stay owed.
+func (q *recvQueue) owe(n, bytes int) (due bool) {
 	q.owedN += n
 	q.owedB += bytes
-	if 2*q.owedN < q.windowN && 2*q.owedB < q.windowB {
+	return q.due()
+}
+
+func (q *recvQueue) due() bool { return 2*q.owedN >= q.windowN || 2*q.owedB >= q.windowB }
+
+// credit takes what is to be granted.
+func (q *recvQueue) credit() (datagrams, bytes int) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !q.due() {
 		return 0, 0
 	}
-	datagrams, size = q.owedN, q.owedB
+	datagrams, bytes = q.owedN, q.owedB
 	q.owedN, q.owedB = 0, 0
-	return datagrams, size
+	return datagrams, bytes
 }
 
 func (q *recvQueue) finish(err error) {
@@ -131,25 +140,30 @@ func (q *recvQueue) finish(err error) {
 	q.signal()
 }
 
-// grant gives the daemon credit.
-func (s *stream) grant(n, bytes int) {
-	if n == 0 && bytes == 0 {
+// grant gives the daemon credit if it is due.
+func (s *stream) grant(due bool) {
+	if !due {
 		return
 	}
 	s.mu.Lock()
-	if s.sess == nil { // the next Bind grants the right credit
+	if s.sess == nil { // startLocked grants what the next Bind has not counted in
 		s.mu.Unlock()
 		return
 	}
-	s.sess.creditN += uint64(n)
-	s.sess.creditB += uint64(bytes)
+	s.grantLocked()
 	m, sess := s.kickLocked()
 	s.mu.Unlock()
 	s.write(m, sess)
 }
 
+func (s *stream) grantLocked() {
+	n, bytes := s.recv.credit()
+	s.sess.creditN += uint64(n)
+	s.sess.creditB += uint64(bytes)
+}
+
 // take moves the datagrams that are there into into, as many as fit.
-func (q *recvQueue) take(into []Datagram, how place) (got int, l Lease, grantN, grantB int, err error) {
+func (q *recvQueue) take(into []Datagram, how place) (got int, l Lease, due bool, err error) {
 	if pool := how != ownMemory; q.lend.Load() != pool {
 		q.lend.Store(pool)
 	}
@@ -200,7 +214,7 @@ func (q *recvQueue) take(into []Datagram, how place) (got int, l Lease, grantN, 
 	switch {
 	case got > 0:
 		q.tookSome()
-		grantN, grantB = q.owe(got, bytes)
+		due = q.owe(got, bytes)
 	case err == nil:
 		err = q.over
 	}
@@ -213,7 +227,7 @@ func (q *recvQueue) take(into []Datagram, how place) (got int, l Lease, grantN, 
 	if more {
 		q.signal()
 	}
-	return got, l, grantN, grantB, err
+	return got, l, due, err
 }
 
 // newLoan is called with the lock held.
@@ -249,9 +263,9 @@ func (h *loan) release(turn uint64) {
 
 func (s *stream) receive(ctx context.Context, into []Datagram, how place) (int, Lease, error) {
 	for {
-		got, l, n, bytes, err := s.recv.take(into, how)
+		got, l, due, err := s.recv.take(into, how)
 		if got > 0 {
-			s.grant(n, bytes)
+			s.grant(due)
 			return got, l, nil
 		}
 		if err != nil {

@@ -153,6 +153,8 @@ func (s *stream) startLocked(l link) {
 	sess := l.(*session)
 	s.sess = sess
 	s.ways = nil
+	// What was read since the Bind counted it as unread.
+	s.grantLocked()
 	go s.writer(sess) // ends with sess.down
 	sess.kickWriterLocked()
 }

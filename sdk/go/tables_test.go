@@ -281,8 +281,9 @@ func TestReceiveWindowEdges(t *testing.T) {
 		{1, 49, 0, 0}, {1, 1, 2, 50}, // half of the bytes
 		{0, 50, 0, 50}, {5, 0, 5, 0}, {4, 0, 0, 0}, {0, 49, 0, 0}, {6, 51, 10, 100},
 	} {
-		if n, b := q.owe(step.n, step.b); n != step.wantN || b != step.wantB {
-			t.Errorf("step %d: returned %d and %d, want %d and %d", i, n, b, step.wantN, step.wantB)
+		due := q.owe(step.n, step.b)
+		if n, b := q.credit(); n != step.wantN || b != step.wantB || due != (n+b > 0) {
+			t.Errorf("step %d: %v, %d and %d, want %d and %d", i, due, n, b, step.wantN, step.wantB)
 		}
 	}
 }
