@@ -22,8 +22,8 @@ import (
 // ringLink is one region with the control connection that it belongs to.
 //
 // The mapping stays as long as there may be a reader of it: the sending side, the receiving
-// side until everything borrowed is back, waiting calls, reserved slots. Each holds a
-// reference, taken under a lock under which the link is known to be in use.
+// side until everything borrowed is back, waiting calls, reserved slots, and as long as somebody
+// reads it or the doorbell. Each holds a reference, taken under a lock under which the link is known to be in use.
 type ringLink struct {
 	r      *rings
 	conn   *shm.Conn
@@ -219,7 +219,7 @@ func (l *ringLink) begin(bound *rdsdv1.Bound) error {
 	l.send, l.recv = shm.NewSender(l.region, l.ring), shm.NewReceiver(l.region, l.ring)
 	l.local = endpointFromProto(bound.GetLocal())
 	l.max = int(min(bound.GetMaxDatagramBytes(), uint64(l.region.MaxDatagram)))
-	l.refs.Store(3) // the sending side, the receiving side, read
+	l.refs.Store(4) // the sending side, the receiving side, read, keep
 	return nil
 }
 
@@ -364,6 +364,7 @@ func (l *ringLink) write() {
 
 // keep waits for the daemon to ring, for all parked calls.
 func (l *ringLink) keep() {
+	defer l.unref() // a doorbell that is closed under it may be another file by then
 	for rings := true; rings; {
 		rings = l.bell.heard()
 		l.r.waiters.wake(allBits)

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/rdsd/rdsd/api/rdsd/v1/fastwire"
@@ -48,6 +49,36 @@ func TestOutcomesWithoutDaemon(t *testing.T) {
 	if err := waitErr(t, got); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestDoorbellOutlivesWhoHearsIt: the end of a daemon rings the doorbell and ends the link at
+// once. The descriptor is not closed, and its number another file's, before nobody reads it.
+func TestDoorbellOutlivesWhoHearsIt(t *testing.T) {
+	d := newRingDaemon(t)
+	r := d.bindRing(localAddr).fe.(*rings)
+	r.mu.Lock()
+	l := r.cur
+	r.mu.Unlock()
+	l.bell.listen()
+	r.waiters.parked.Store(1)
+	r.waiters.mu.Lock() // keep stops here, with the ring in its hand
+	d.sock(localAddr).theirs.Ring()
+	eventually(t, "the ring is heard", func() bool {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(l.bell.fd), Events: unix.POLLIN}}, 0)
+		return n == 0 && err == nil
+	})
+	d.stop()
+	eventually(t, "the link is over", func() bool {
+		r.rxMu.Lock()
+		defer r.rxMu.Unlock()
+		return r.rx == nil
+	})
+	if n := l.refs.Load(); n != 1 {
+		t.Errorf("%d references to the link while its doorbell is heard", n)
+	}
+	r.waiters.parked.Store(0)
+	r.waiters.mu.Unlock()
+	eventually(t, "the mapping is gone", func() bool { return l.refs.Load() == 0 })
 }
 
 // TestPumpTellsReaders: what a Request takes from the ring and has no use for is news
