@@ -84,7 +84,7 @@ func TestCloseBeforeTheFrontEnd(t *testing.T) {
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.outcomes.init()
 	close(s.ended)
-	if err := s.Close(); err != nil || !s.isOver() || s.ctx.Err() == nil {
+	if err := s.Close(); err != nil || !s.isLost() || s.ctx.Err() == nil {
 		t.Errorf("%v, over: %v", err, s.over)
 	}
 }

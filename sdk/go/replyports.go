@@ -125,16 +125,22 @@ func (p *replyPorts) endTurn() {
 
 // pickLocked finds a port that has no request to dst, and puts one on it.
 func (p *replyPorts) pickLocked(dst netip.AddrPort) *replyPort {
+	var port *replyPort
 	p.list = slices.DeleteFunc(p.list, func(q *replyPort) bool {
-		return len(q.asked) == 0 && q.sock.isOver() // an administrator closed it
-	})
-	for _, q := range p.list {
-		if _, busy := q.asked[dst]; !busy && !q.spoiled {
-			q.asked[dst] = struct{}{}
-			return q
+		lost := q.sock.isLost()
+		if lost && len(q.asked) == 0 {
+			p.closeLocked(q.sock)
+			return true
 		}
+		if _, busy := q.asked[dst]; port == nil && !busy && !q.spoiled && !lost {
+			port = q
+		}
+		return false
+	})
+	if port != nil {
+		port.asked[dst] = struct{}{}
 	}
-	return nil
+	return port
 }
 
 func (p *replyPorts) changedLocked() <-chan struct{} {
@@ -248,9 +254,10 @@ func isLimit(err error) bool {
 	return errors.Is(err, rdserr.ErrTooMany) || errors.Is(err, rdserr.ErrNoMemory) || errors.Is(err, rdserr.ErrAddrInUse)
 }
 
-// isOver reports whether the socket is over for good.
-func (s *Socket) isOver() bool {
+// isLost reports whether the socket is over, as an administrator may have closed it, or somebody
+// else has its port: after a restart of the daemon one that asks for any may get it first.
+func (s *Socket) isLost() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.over != nil
+	return s.over != nil || s.link == nil && errors.Is(s.down, rdserr.ErrAddrInUse)
 }

@@ -45,8 +45,9 @@ func TestReplyPortsPick(t *testing.T) {
 	if q := p.pickLocked(one); q != free {
 		t.Errorf("a request got another port than the free one")
 	}
-	if len(p.list) != 4 || p.list[0] != dismissedBusy {
-		t.Errorf("%d ports are left", len(p.list))
+	p.closing.Wait()
+	if len(p.list) != 4 || p.list[0] != dismissedBusy || dismissed.open(c) {
+		t.Errorf("%d ports are left; the dismissed one is open: %v", len(p.list), dismissed.open(c))
 	}
 	if q := p.pickLocked(one); q != nil {
 		t.Error("a second request to a destination got a port that has one")

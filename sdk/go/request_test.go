@@ -95,6 +95,42 @@ func TestRequest(t *testing.T) {
 	}
 }
 
+// TestReplyPortTaken: a reply port that somebody else was given after a restart takes no request
+// any more. It is closed, and another one is bound.
+func TestReplyPortTaken(t *testing.T) {
+	d, c, s, _ := bindFake(t)
+	ctx := testContext(t)
+	first := ask(ctx, s, peerAddr, "1")
+	st := acceptPort(d)
+	st.sendResult(st.nextSend())
+	st.push(dgram("re: 1"))
+	wantAnswer(t, first, "re: 1")
+	lost := s.requests.list[0].sock
+	st.finish(rdserr.ErrShutdown)
+	for !lost.isLost() {
+		again, _ := d.accept()
+		again.finish(rdserr.ErrAddrInUse)
+		time.Sleep(time.Millisecond) // it hears of that, or asks again
+	}
+	second := ask(ctx, s, peerAddr, "2")
+	for {
+		var bind *rdsdv1.Bind
+		if st, bind = d.accept(); bind.GetLocal().GetPort() == 0 {
+			st.sendBound(bound(bind))
+			t.Cleanup(st.answerClose)
+			break
+		}
+		st.finish(rdserr.ErrAddrInUse)
+		if ctx.Err() != nil {
+			t.Fatal("the request waits for a port that somebody else has")
+		}
+	}
+	st.sendResult(st.nextSend())
+	st.push(dgram("re: 2"))
+	wantAnswer(t, second, "re: 2")
+	eventually(t, "the lost port is closed", func() bool { return !(&replyPort{sock: lost}).open(c) })
+}
+
 // What a request that gave up may still be answered is never handed to another
 // one: its port takes no request any more and is closed with its last one.
 func TestLateAnswerIsNobodys(t *testing.T) {

@@ -87,7 +87,7 @@ func TestRingsCloseBesideBind(t *testing.T) {
 			arrives(t, begun, "Mapped")
 			s := onlySocket(t, c)
 			end(c, s)
-			eventually(t, "the end of the socket", s.isOver)
+			eventually(t, "the end of the socket", s.isLost)
 			close(goOn)
 			wantErr(t, waitErr(t, binding), rdserr.ErrClosed)
 			arrives(t, s.ended, "the end")
