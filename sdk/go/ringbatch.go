@@ -48,6 +48,8 @@ func (b *ringBatch) explain() {
 	if b.errs.err == nil {
 		return
 	}
+	ctx, cancel := context.WithTimeout(b.h.ctx, explainTime)
+	defer cancel()
 	said := make(map[netip.AddrPort]error)
 	for _, e := range b.errs.err.Errors {
 		o, ok := e.Err.(*OpError)
@@ -58,7 +60,7 @@ func (b *ringBatch) explain() {
 			continue
 		}
 		if said[o.Remote] == nil {
-			said[o.Remote] = b.r.explain(o.Remote, o.Err)
+			said[o.Remote] = b.r.explain(ctx, o.Remote, o.Err)
 		}
 		o.Err = said[o.Remote]
 	}

@@ -3,10 +3,12 @@
 package rdsd
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"testing"
 
+	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/shm"
 )
 
@@ -158,4 +160,28 @@ func TestPassWithPair(t *testing.T) {
 			t.Errorf("%d were accepted, %v", n, err)
 		}
 	})
+}
+
+// TestExplainedTogether: a daemon that has gone since it refused destinations is not waited for
+// once for each of them, and not beyond the end of the call's context.
+func TestExplainedTogether(t *testing.T) {
+	d := newRingDaemon(t)
+	r := ringsOf(d.bindRing(localAddr))
+	d.stop()
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, ctx := range []context.Context{t.Context(), ended} {
+		ds := make([]Datagram, 30)
+		b := &ringBatch{r: r, ds: ds, h: holdup{r: r, ctx: ctx}, errs: batchErrors{op: "send", ds: ds}}
+		for i := range ds {
+			ds[i].Addr = portOf(i + 1)
+			b.refuse(i, i+1, flowRefusal{rdserr.ErrHostDown})
+		}
+		wantErr(t, waitErr(t, goErr(func() error {
+			b.explain()
+			_, err := b.errs.result()
+			return err
+		})), rdserr.ErrHostDown)
+		wantErr(t, waitErr(t, goErr(func() error { return b.h.final(peerAddr, flowRefusal{rdserr.ErrHostDown}) })), rdserr.ErrHostDown)
+	}
 }

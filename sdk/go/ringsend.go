@@ -277,7 +277,12 @@ func (h *holdup) final(dst netip.AddrPort, err error) error {
 	if err == errAway {
 		return h.r.away()
 	}
-	return h.r.explain(dst, err)
+	if _, ok := err.(flowRefusal); !ok {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(h.ctx, explainTime)
+	defer cancel()
+	return h.r.explain(ctx, dst, err)
 }
 
 // flowRefusal is the errno of a destination the daemon refuses, from the flow's state. The
@@ -286,17 +291,15 @@ type flowRefusal struct{ error }
 
 func (r flowRefusal) Unwrap() error { return r.error }
 
-// explainTime is how long the daemon may take for that.
+// explainTime is how long the daemon may take for that, for all that a call has to ask.
 const explainTime = time.Second
 
 // explain asks the daemon why it refuses dst.
-func (r *rings) explain(dst netip.AddrPort, err error) error {
+func (r *rings) explain(ctx context.Context, dst netip.AddrPort, err error) error {
 	rf, ok := err.(flowRefusal)
 	if !ok {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), explainTime)
-	defer cancel()
 	if m, err := r.askCongested(ctx, dst); err == nil {
 		if c := m.GetCongestedResult(); c.GetErrno() != 0 {
 			return errnoError(c.GetErrno(), c.GetMessage())
