@@ -32,6 +32,9 @@ type watcher struct {
 	any   bool            // guarded by watchers.mu; event says something
 	over  error           // guarded by watchers.mu
 	loops int             // guarded by watchers.mu; that range over it now
+
+	begin func() (stop func() bool) // watches over its context, whose end removes it
+	stop  func() bool               // guarded by watchers.mu; while it is in list and the socket is not over
 }
 
 // WatchCongestion tells which destinations become congested and clear: those this socket
@@ -50,12 +53,14 @@ type watcher struct {
 // watches that had no loop for long (64 on a socket go on meanwhile).
 func (s *Socket) WatchCongestion(ctx context.Context) iter.Seq2[CongestionEvent, error] {
 	w := &watcher{wake: make(chan struct{}, 1)}
+	// The watch is there from the call on, so something has to end it if no loop ever runs.
+	w.begin = func() func() bool {
+		return context.AfterFunc(ctx, func() { s.changeWatches(func() { s.watch.remove(w) }) })
+	}
 	s.changeWatches(func() {
 		s.watch.add(w, s.over)
 		s.watch.park(w)
 	})
-	// The watch is there from the call on, so something has to end it if no loop ever runs.
-	stop := context.AfterFunc(ctx, func() { s.changeWatches(func() { s.watch.remove(w) }) })
 	return func(yield func(CongestionEvent, error) bool) {
 		s.changeWatches(func() { s.watch.enter(w, s.over) })
 		defer s.changeWatches(func() { s.watch.leave(w) })
@@ -73,7 +78,6 @@ func (s *Socket) WatchCongestion(ctx context.Context) iter.Seq2[CongestionEvent,
 				}
 				continue
 			case err != nil:
-				stop() // the socket is over: nothing is left to be ended
 				yield(CongestionEvent{}, s.opErr("watch", netip.AddrPort{}, err))
 				return
 			}
@@ -116,7 +120,22 @@ func (ws *watchers) add(w *watcher, over error) {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
 	w.over = over
+	ws.addLocked(w)
+}
+
+func (ws *watchers) addLocked(w *watcher) {
 	ws.list = append(ws.list, w)
+	if w.over == nil {
+		w.stop = w.begin()
+	}
+}
+
+// restLocked has nothing in the context of w point to it, and to its socket, any more.
+func (w *watcher) restLocked() {
+	if w.stop != nil {
+		w.stop()
+		w.stop = nil
+	}
 }
 
 func (ws *watchers) remove(w *watcher) {
@@ -129,6 +148,7 @@ func (ws *watchers) removeLocked(w *watcher) {
 	same := func(o *watcher) bool { return o == w }
 	ws.list = slices.DeleteFunc(ws.list, same)
 	ws.idle = slices.DeleteFunc(ws.idle, same)
+	w.restLocked()
 }
 
 // park keeps a watcher without a loop. The oldest of too many is given up.
@@ -157,7 +177,7 @@ func (ws *watchers) enter(w *watcher, over error) {
 	ws.idle = slices.DeleteFunc(ws.idle, func(o *watcher) bool { return o == w })
 	if !slices.Contains(ws.list, w) {
 		w.any, w.event, w.over = true, CongestionEvent{Freed: ^uint64(0)}, over
-		ws.list = append(ws.list, w)
+		ws.addLocked(w)
 	}
 }
 
@@ -241,5 +261,8 @@ func (ws *watchers) lost() {
 }
 
 func (ws *watchers) finish(err error) {
-	ws.each(func(w *watcher) { w.over = err })
+	ws.each(func(w *watcher) {
+		w.over = err
+		w.restLocked()
+	})
 }

@@ -2,6 +2,7 @@ package rdsd
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -176,6 +177,57 @@ func TestWatchIsRangedAgain(t *testing.T) {
 	wantErr(t, err, rdserr.ErrClosed)
 }
 
+// bareWatcher is a watcher whose context never ends.
+func bareWatcher() *watcher {
+	return &watcher{wake: make(chan struct{}, 1), begin: func() func() bool { return func() bool { return true } }}
+}
+
+// watchedContext counts who waits for its end.
+type watchedContext struct {
+	context.Context
+	n atomic.Int32
+}
+
+// Value hides that the context in it could be asked directly.
+func (*watchedContext) Value(any) any { return nil }
+
+func (c *watchedContext) AfterFunc(func()) func() bool {
+	c.n.Add(1)
+	return func() bool { c.n.Add(-1); return true }
+}
+
+// TestWatchesLetGoOfTheirContext: of very many watches, and of a socket that is over, nothing
+// stays in a context that goes on.
+func TestWatchesLetGoOfTheirContext(t *testing.T) {
+	_, _, s, st := bindFake(t)
+	ctx := &watchedContext{Context: testContext(t)}
+	first := s.WatchCongestion(ctx)
+	if n := ctx.n.Load(); n != 1 {
+		t.Fatalf("%d wait for the end of a context with one watch", n)
+	}
+	for range 2 * maxIdleWatches {
+		s.WatchCongestion(ctx)
+	}
+	for range first { // it was given up, and watches again
+		if n := ctx.n.Load(); n != maxIdleWatches+1 {
+			t.Errorf("%d wait for the end of the context, want %d and the one with a loop", n, maxIdleWatches)
+		}
+		break
+	}
+	if n := ctx.n.Load(); n != maxIdleWatches {
+		t.Errorf("%d wait for the end of the context, want %d", n, maxIdleWatches)
+	}
+	st.answerClose()
+	s.Close()
+	s.WatchCongestion(ctx)
+	for _, err := range first {
+		wantErr(t, err, rdserr.ErrClosed)
+	}
+	if n := ctx.n.Load(); n != 0 {
+		t.Errorf("%d wait for the end of the context of a closed socket's watches", n)
+	}
+}
+
 // Of very many watches without a loop the oldest is given up; the loop that comes
 // after all is told to look at everything, and watches again.
 func TestWatchThatWasGivenUp(t *testing.T) {
@@ -223,7 +275,7 @@ func TestWatchThatWasGivenUp(t *testing.T) {
 
 func TestChangesAreBounded(t *testing.T) {
 	ws := &watchers{}
-	w := &watcher{wake: make(chan struct{}, 1)}
+	w := bareWatcher()
 	ws.add(w, nil)
 	for i := range maxChanges + 10 {
 		w.note(CongestionChange{Addr: portOf(i), Congested: true})

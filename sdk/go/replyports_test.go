@@ -257,7 +257,7 @@ func TestOutcomeRuns(t *testing.T) {
 // changed.
 func TestWatchNews(t *testing.T) {
 	var ws watchers
-	a, b := &watcher{wake: make(chan struct{}, 1)}, &watcher{wake: make(chan struct{}, 1)}
+	a, b := bareWatcher(), bareWatcher()
 	ws.add(a, nil)
 	if !ws.active() || ws.ready(a) {
 		t.Error("a watch is not there, or has news")

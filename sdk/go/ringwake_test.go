@@ -464,7 +464,7 @@ func TestWatchersLookAtFlows(t *testing.T) {
 func TestRefusedWhileAway(t *testing.T) {
 	d := newRingDaemon(t)
 	r := d.bindRing(localAddr).fe.(*rings)
-	w := &watcher{}
+	w := bareWatcher()
 	r.watch.add(w, nil)
 	defer r.watch.remove(w)
 	r.txMu.Lock()
