@@ -212,6 +212,7 @@ func (x *PairReceiver) Peek(taken uint64) (rec PairRecord, ok bool) {
 				break
 			}
 			if x.mark > taken {
+				x.look() // who waits compares with what is there now
 				return rec, false
 			}
 			return PairRecord{MakeWord(KindEach, n, count), x.p.data[off+pairWord : off+pairWord+uint64(n) : off+pairWord+uint64(n)]}, true
@@ -242,6 +243,7 @@ func (x *PairReceiver) spoil() {
 		x.p.Shut()
 		x.tail = x.head
 	}
+	x.raw = x.p.Tail() // whatever it is: nobody waits for it any more
 }
 
 // Take ends a Peek: the room is the sender's again, and what was peeked must not be read any

@@ -330,6 +330,48 @@ func TestPairScribbled(t *testing.T) {
 	}
 }
 
+// TestPairSeen: a reader has seen the tail as it is when it has looked, also where it may take
+// nothing: else whoever waits for a change would look again and again.
+func TestPairSeen(t *testing.T) {
+	e := newPaired(t, MinPairBytes)
+	put := func() {
+		if e.s.Begin(8) == nil || !e.s.Put(8, 1) {
+			t.Fatal("no room")
+		}
+	}
+	look := func(what string, taken uint64, want bool) (rec PairRecord) {
+		t.Helper()
+		rec, ok := e.r.Peek(taken)
+		if ok != want || !ok && e.r.Seen() != e.in.Tail() {
+			t.Errorf("%s: there is something: %v; seen is %#x, the tail %#x", what, ok, e.r.Seen(), e.in.Tail())
+		}
+		return rec
+	}
+	e.daemon.SetMark(5)
+	put()
+	look("behind a mark", 4, false)
+	put()
+	look("one more", 4, false)
+	e.out.Shut()
+	look("closed", 4, false)
+	for range 2 {
+		rec := look("its turn", 5, true)
+		if e.r.Over() {
+			t.Error("a pair is over with something in it")
+		}
+		e.r.Take(&rec)
+	}
+	if look("read", 5, false); !e.r.Over() {
+		t.Error("a pair that is closed and read is not over")
+	}
+
+	e = newPaired(t, MinPairBytes)
+	e.out.tail().Store(4)
+	look("no tail at all", 0, false)
+	e.out.tail().Store(12)
+	look("and another one", 0, false)
+}
+
 func FuzzPairReader(f *testing.F) {
 	w := make([]byte, 64)
 	binary.LittleEndian.PutUint64(w, uint64(MakeWord(pairMark, 8, 1)))
