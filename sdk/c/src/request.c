@@ -77,11 +77,17 @@ static bool asks(const struct rdsdi_port *p, const rdsd_addr *to)
 	return false;
 }
 
+/* lost: no request can leave from the port. A new daemon may have given its number to who asked for any. */
+static bool lost(const struct rdsdi_port *p)
+{
+	return atomic_load(&p->sock->over) || atomic_load(&p->sock->taken);
+}
+
 /* pick puts a request on a port that has none to this destination; with mu held. */
 static struct rdsdi_port *pick(struct rdsdi_requests *r, const rdsd_addr *to)
 {
 	for (struct rdsdi_port *p = r->ports; p; p = p->next)
-		if (!p->spoiled && !atomic_load(&p->sock->over) && p->asked_n < MAX_ASKED && !asks(p, to)) {
+		if (!p->spoiled && !lost(p) && p->asked_n < MAX_ASKED && !asks(p, to)) {
 			p->asked[p->asked_n++] = *to;
 			return p;
 		}
@@ -97,7 +103,7 @@ static struct rdsdi_port *unused(struct rdsdi_requests *r)
 	while (*p) {
 		struct rdsdi_port *q = *p;
 
-		if (q->asked_n || (!q->spoiled && !atomic_load(&q->sock->over) && kept++ < KEEP_PORTS)) {
+		if (q->asked_n || (!q->spoiled && !lost(q) && kept++ < KEEP_PORTS)) {
 			p = &q->next;
 			continue;
 		}

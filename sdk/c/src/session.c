@@ -180,6 +180,7 @@ static void failed(rdsd_socket *s, int err, bool busy)
 		finish(s, err);
 		return;
 	}
+	atomic_store(&s->taken, err == -EADDRINUSE);
 	atomic_store(&c->due, rdsdi_now() + (busy ? RDSD_MS(1) : pause_after(c->attempt)));
 	if (!busy && c->attempt < 30)
 		c->attempt++;
@@ -313,6 +314,7 @@ static int bound(rdsd_socket *s)
 		pthread_mutex_unlock(&s->tx.mu);
 	}
 	c->first = false;
+	atomic_store(&s->taken, false);
 	atomic_store(&s->state, SESSION_UP);
 	if (c->monitor_due)
 		rdsdi_monitor(s);

@@ -1311,6 +1311,40 @@ static void late_replies(void)
 	end();
 }
 
+/* A reply port whose number somebody else has after a restart is let go of: the next request has another one. */
+static void taken_port(void)
+{
+	rdsd_addr to = at(2);
+	struct question q;
+	rdsd_socket *a;
+	pthread_t t;
+	char c;
+
+	begin();
+	a = bound(1);
+	requester = bound(2);
+	CHECK(!pthread_create(&t, NULL, answer, requester));
+	q = (struct question){.s = a, .ask = 'a'};
+	put_question(&q);
+	CHECK_IS(q.result, 1);
+	CHECK_IS(ports(a), 1);
+	f->refuse = EADDRINUSE;
+	fake_kill(f);
+	for (int64_t time = RDSD_MS(50); ports(a) && time < RDSD_SEC(20); time *= 2)
+		CHECK_IS(rdsd_request(a, &to, "b", 1, &c, 1, time), -ETIMEDOUT);
+	CHECK_IS(ports(a), 0);
+	f->refuse = 0;
+	for (time_t until = time(NULL) + 30; time(NULL) < until && !fake_bound(f, 2);)
+		usleep(1000);
+	q.ask = 'c';
+	put_question(&q);
+	CHECK_IS(q.result, 1);
+	CHECK(q.got == 'c');
+	rdsd_shutdown(requester);
+	pthread_join(t, NULL);
+	end();
+}
+
 /* Many requests to one destination: each has a port, the last ones wait for theirs, and few are kept. */
 static void many_requests(void)
 {
@@ -2116,6 +2150,7 @@ int main(int argc, char **argv)
 		{"told once", told_once},
 		{"requests", requests},
 		{"late replies", late_replies},
+		{"taken port", taken_port},
 		{"many requests", many_requests},
 		{"ports of a still daemon", ports_of_a_still_daemon},
 		{"event loop", event_loop},
