@@ -95,8 +95,6 @@ type end struct {
 	changed  int
 	kept     int       // calls of Keep
 	noting   []*Volume // Note was called for
-	noHold   error     // Hold says so
-	holds    int       // Hold was called for, and let not
 	events   []ClientEvent
 }
 

@@ -11,7 +11,7 @@ import (
 )
 
 // owner is whom a queue pair's handler belongs to.
-type owner struct{ path [1 << 10]byte }
+type owner struct{ _ [1 << 10]byte }
 
 func (o *owner) Ready()       {}
 func (o *owner) Established() {}
