@@ -20,9 +20,8 @@ const (
 	p99Factor  = 5
 	stallLimit = 100 * time.Millisecond
 	restored   = 10 * time.Second // what the adversary held is given back within this,
-	forgotten  = 45 * time.Second // but for paths over RoCE, whose client's end is found out by 30 s of silence,
-	ended      = 2 * time.Minute  // and their connections, which a silent peer is asked to end for 69 s
-	soak       = 10 * time.Minute // a run so long waits until these have ended, too
+	forgotten  = 2 * time.Minute  // but for paths over RoCE, whose client's end is found out by 30 s of silence, and then asked for for 69 s
+	soak       = 10 * time.Minute // a run so long waits until the last of these has ended
 	enough     = 500              // round trips of a phase that have a p99
 	calm       = 0.25             // processors that others may use where latencies can be judged; with half of one p50 of all victims doubled
 )
@@ -412,14 +411,14 @@ func (r *run) settled(n int) {
 // they kept before anybody came.
 func (r *run) leftNothing() {
 	r.t.Helper()
-	patience, ending := forgotten, endingConns
+	ending := endingConns
 	if *runTime >= soak {
-		patience, ending = ended, 0
+		ending = 0
 	}
 	for i, d := range r.daemons {
 		var list []string
 		var now residue
-		for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+		for end := time.Now().Add(forgotten); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 			var err error
 			if now, err = d.residue(); err != nil {
 				list = []string{err.Error()}
@@ -431,7 +430,7 @@ func (r *run) leftNothing() {
 		}
 		if len(list) > 0 {
 			stacks, _ := d.goroutines()
-			r.failf(nil, "daemon %s, %v after all have gone, still has %s\ndescriptors %v, before %v\n%s", d.name, patience, strings.Join(list, "; "), now.files, r.empty[i].files, stacks[:min(len(stacks), 6000)])
+			r.failf(nil, "daemon %s, %v after all have gone, still has %s\ndescriptors %v, before %v\n%s", d.name, forgotten, strings.Join(list, "; "), now.files, r.empty[i].files, stacks[:min(len(stacks), 6000)])
 		}
 	}
 }

@@ -415,7 +415,8 @@ func (r residue) over(base residue, ending uint64) (list []string) {
 // keptBudgets are not given back at once, by design: peers stay known until
 // their place is wanted, with a record each, and chunks that were used stay with
 // the session of the two daemons, which lives on.
-var keptBudgets = map[string]bool{"peers": true, "memory_peers": true, "memory_chunks": true}
+// Descriptors are counted without the links between the two (residue).
+var keptBudgets = map[string]bool{"peers": true, "memory_peers": true, "memory_chunks": true, "descriptors": true}
 
 // measuredBudgets are what the kernel says is resident of files and shared memory:
 // pages of the program and of the ledger that were first used meanwhile are in them.
