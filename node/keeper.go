@@ -148,6 +148,9 @@ func (n *Node) keep(stop <-chan struct{}) {
 		case <-n.deps.Memory.Wanted():
 			time.Sleep(grantEvery)
 			k.look()
+			if n.clients.Lacks() { // it was fed a moment ago, or could not be
+				t.Reset(client.FeedEvery)
+			}
 			continue
 		case <-t.C:
 		}
