@@ -290,15 +290,23 @@ func TestIdleFlowsMakeRoom(t *testing.T) {
 	}
 }
 
+// fewWatching is few with a socket that watches, no memory left to remember a destination by, and a
+// congested port of a peer.
+func fewWatching(t *testing.T, limit int64) (e *Engine, now time.Duration, s *Socket, b *Budget, pe *Peer) {
+	t.Helper()
+	e, now, s, b = few(t, limit)
+	s.SetMonitor(Monitor{Clear: true})
+	b.sending.Store(limit * 3 / 4)
+	pe, _ = e.Peer(nobody(1).Addr())
+	pe.CongestionDelta(now, wire.PortState{Port: nobody(1).Port(), Congested: true})
+	return e, now, s, b, pe
+}
+
 // TestCrowdedWithoutMemory: a socket that watches, and has no memory to remember one more destination
 // by, is told to look at all of them.
 func TestCrowdedWithoutMemory(t *testing.T) {
 	const limit = 4000
-	e, now, s, b := few(t, limit)
-	s.SetMonitor(Monitor{Clear: true})
-	b.sending.Store(limit * 3 / 4)
-	pe, _ := e.Peer(nobody(1).Addr())
-	pe.CongestionDelta(now, wire.PortState{Port: nobody(1).Port(), Congested: true})
+	e, now, s, b, pe := fewWatching(t, limit)
 	if err := s.Send(now, nobody(1), nil, 1, Quiet); err != rdserr.ErrCongested {
 		t.Fatal(err)
 	}
@@ -340,11 +348,7 @@ func TestCrowdedWithoutMemory(t *testing.T) {
 // link, by which the peer's map would be known to be an old one. Its socket is told to look again.
 func TestCrowdedWishForALink(t *testing.T) {
 	const limit = 4000
-	e, now, s, b := few(t, limit)
-	s.SetMonitor(Monitor{Clear: true})
-	b.sending.Store(limit * 3 / 4)
-	pe, _ := e.Peer(nobody(1).Addr())
-	pe.CongestionDelta(now, wire.PortState{Port: nobody(1).Port(), Congested: true})
+	e, now, s, _, pe := fewWatching(t, limit)
 	for range 3 {
 		if err := s.Send(now, nobody(1), nil, 1, Quiet); err != rdserr.ErrCongested || !s.crowded || pe.blockedPorts != 1 {
 			t.Fatalf("%v, crowded %v, %d ports block", err, s.crowded, pe.blockedPorts)

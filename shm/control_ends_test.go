@@ -1,10 +1,8 @@
 package shm
 
 import (
-	"context"
 	"errors"
 	"io"
-	"path/filepath"
 	"runtime"
 	"testing"
 
@@ -47,20 +45,7 @@ func TestEndTakesNoPacket(t *testing.T) {
 
 // What the other end wrote before it closed is read, also when it left something of ours unread.
 func TestLastMessagesAreRead(t *testing.T) {
-	l, err := Listen(filepath.Join(t.TempDir(), "s"), 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	c, err := Dial(context.Background(), l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	far, err := l.AcceptConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	c, far := connected(t)
 	if err := c.WriteMessage([]byte("unread")); err != nil {
 		t.Fatal(err)
 	}

@@ -14,23 +14,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pair is a client that blocks and the daemon's raw end.
-func pair(t *testing.T) (*Conn, *Control) {
+// connected is a client, and the daemon's end before a reactor has it.
+func connected(t *testing.T) (c, far *Conn) {
 	t.Helper()
 	l, err := Listen(filepath.Join(t.TempDir(), "s"), 0o600)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	c, err := Dial(context.Background(), l.Addr().String())
-	if err != nil {
+	if c, err = Dial(context.Background(), l.Addr().String()); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	s, err := l.AcceptConn()
-	if err != nil {
+	if far, err = l.AcceptConn(); err != nil {
 		t.Fatal(err)
 	}
+	return c, far
+}
+
+// pair is a client that blocks and the daemon's raw end.
+func pair(t *testing.T) (*Conn, *Control) {
+	t.Helper()
+	c, s := connected(t)
 	k, err := s.Detach()
 	if err != nil {
 		t.Fatal(err)

@@ -14,20 +14,25 @@ import (
 	"github.com/rdsd/rdsd/shm"
 )
 
+// refuseOther has the daemon refuse otherAddr, and count in looks, with d.mu held, how often it looks.
+func (d *ringDaemon) refuseOther(looks *int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.flowOf = func(dst netip.AddrPort) flowRule {
+		if dst == otherAddr {
+			*looks++
+			return flowRule{shm.FlowRefused, uint16(rdserr.ErrHostDown.Errno)}
+		}
+		return flowRule{state: shm.FlowClear}
+	}
+}
+
 // What a batch has for a destination that is refused costs one answer of the daemon, or a few, and one
 // more for its words.
 func TestRingsRefusedInABatch(t *testing.T) {
 	d := newRingDaemon(t)
 	looks := 0
-	d.mu.Lock()
-	d.flowOf = func(dst netip.AddrPort) flowRule {
-		if dst == otherAddr {
-			looks++
-			return flowRule{shm.FlowRefused, uint16(rdserr.ErrHostDown.Errno)}
-		}
-		return flowRule{state: shm.FlowClear}
-	}
-	d.mu.Unlock()
+	d.refuseOther(&looks)
 	a := d.bindRing(localAddr)
 	d.bindRing(peerAddr)
 	ds := make([]Datagram, 200)
@@ -56,15 +61,7 @@ func TestRingsRefusedInABatch(t *testing.T) {
 func TestRingsRefused(t *testing.T) {
 	d := newRingDaemon(t)
 	asked := 0
-	d.mu.Lock()
-	d.flowOf = func(dst netip.AddrPort) flowRule {
-		if dst == otherAddr {
-			asked++
-			return flowRule{shm.FlowRefused, uint16(rdserr.ErrHostDown.Errno)}
-		}
-		return flowRule{state: shm.FlowClear}
-	}
-	d.mu.Unlock()
+	d.refuseOther(&asked)
 	a, b := d.bindRing(localAddr), d.bindRing(peerAddr)
 	ctx := testContext(t)
 	for range 3 {
