@@ -20,7 +20,7 @@ const (
 	p99Factor  = 5
 	stallLimit = 100 * time.Millisecond
 	restored   = 10 * time.Second // what the adversary held is given back within this,
-	forgotten  = 2 * time.Minute  // but for paths over RoCE, whose client's end is found out by 30 s of silence, and then asked for for 69 s
+	forgotten  = 3 * time.Minute  // but for paths over RoCE: 30 s of silence and 69 s of asking, or 147 s where the peer has asked for more time to confirm (roce/cm, RepMRA)
 	soak       = 10 * time.Minute // a run so long waits until the last of these has ended
 	enough     = 500              // round trips of a phase that have a p99
 	calm       = 0.25             // processors that others may use where latencies can be judged; with half of one p50 of all victims doubled
