@@ -64,22 +64,28 @@ func (n *Node) partOf(k Kind) int64 { return n.limit / 64 * kinds[k].part }
 
 // leavesOf returns how much of the limit a, with whole bytes, leaves free when it takes some of
 // kind k. A user that holds little leaves nothing: users are few, and one with calls or sends
-// under way must not stand still because others have much. Pages of regions are not looked at, as
-// in over: with its rings full a user has more than little of them, and its next call would wait
-// for others to end. There are as many peers as addresses, so each leaves the same.
+// under way must not stand still because others have much. One that holds more leaves no more than
+// it holds beyond that: what peers leave is all that is free where they have taken the rest, and
+// as much again from all users would have the next send of each wait for a peer to end. Pages of
+// regions are not looked at, as in over: with its rings full a user has more than little of them.
+// There are as many peers as addresses, so each leaves the same.
 func (a *Account) leavesOf(k Kind, whole int64) int64 {
-	if a.little(whole) {
-		return 0
+	leaves := a.node.limit / 64 * kinds[k].leaves
+	if a.holder.User {
+		leaves = min(leaves, max(a.beyondLittle(whole), 0))
 	}
-	return a.node.limit / 64 * kinds[k].leaves
+	return leaves
 }
 
 // Little reports whether the account is that of a user who holds little: a 32nd of the limit at
 // most, pages of regions aside. Who lacks memory gains nothing from such a one.
 func (a *Account) Little() bool { return a != nil && a.little(a.used.Load()) }
 
-func (a *Account) little(whole int64) bool {
-	return a.holder.User && whole-a.kinds[Regions].Load() <= a.node.limit/32
+func (a *Account) little(whole int64) bool { return a.holder.User && a.beyondLittle(whole) <= 0 }
+
+// beyondLittle is how much more than little whole bytes of the account are.
+func (a *Account) beyondLittle(whole int64) int64 {
+	return whole - a.kinds[Regions].Load() - a.node.limit/32
 }
 
 func (k Kind) String() string { return kinds[k].name }
