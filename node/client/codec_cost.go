@@ -32,17 +32,18 @@ const (
 	keptEnds    = 256
 )
 
-// plain says why a message of n bytes without datagrams is not read, nil if it may be.
+// plain says why a message with n bytes beside datagrams is not read, nil if it may be.
 func plain(n int) error {
 	if n > maxPlainBytes {
-		return rdserr.With(rdserr.ErrTooLarge, "a message of %d bytes without datagrams; it has at most %d", n, maxPlainBytes)
+		return rdserr.With(rdserr.ErrTooLarge, "a message of %d bytes, datagrams of a bound socket aside; it has at most %d", n, maxPlainBytes)
 	}
 	return nil
 }
 
-// batchSize is what the lists of a ClientMessage have, if it is a batch.
+// batchSize is what a ClientMessage has of lists, which it keeps if it is a batch, and of bytes
+// beside: it may have several bodies, of which the last one counts.
 type batchSize struct {
-	batch            bool
+	beside           int
 	id               uint64
 	lengths, indices int // entries
 	ends             int
@@ -51,20 +52,22 @@ type batchSize struct {
 // measure looks at a ClientMessage that was not read.
 func measure(p []byte) (b batchSize, err error) {
 	for len(p) > 0 {
-		num, kind, n := protowire.ConsumeTag(p)
-		if n < 0 {
-			return b, protowire.ParseError(n)
+		num, kind, tag := protowire.ConsumeTag(p)
+		if tag < 0 {
+			return b, protowire.ParseError(tag)
 		}
-		p = p[n:]
-		if n = protowire.ConsumeFieldValue(num, kind, p); n < 0 {
+		p = p[tag:]
+		n := protowire.ConsumeFieldValue(num, kind, p)
+		if n < 0 {
 			return b, protowire.ParseError(n)
 		}
 		if num == fastwire.ClientSend>>3 && kind == protowire.BytesType {
 			body, _ := protowire.ConsumeBytes(p)
-			b.batch = true
 			if err := b.add(body); err != nil {
 				return b, err
 			}
+		} else {
+			b.beside += tag + n
 		}
 		p = p[n:]
 	}
@@ -135,12 +138,15 @@ func (in *inMsg) admit(p []byte) (read bool, err error) {
 	if len(p) <= freeBytes {
 		return false, nil
 	}
+	if in.account == nil { // without a socket nothing is sent, and nobody pays
+		return false, plain(len(p))
+	}
 	b, err := measure(p)
+	if err == nil {
+		err = plain(b.beside)
+	}
 	if err != nil {
 		return false, err
-	}
-	if !b.batch {
-		return false, plain(len(p))
 	}
 	cost := b.cost()
 	if err := in.account.Take(quota.Waiting, cost); err != nil {

@@ -13,6 +13,8 @@ import (
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/node/client/clienttest"
+	"github.com/rdsd/rdsd/node/config"
+	"github.com/rdsd/rdsd/node/datagram"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -81,6 +83,48 @@ func TestRequestsAreShort(t *testing.T) {
 		}
 		if c.ok && !proto.Equal(in.msg, m) {
 			t.Errorf("a question of %d bytes is not there when it is read", c.bytes)
+		}
+	}
+}
+
+// TestBesideBatches: a message that is a batch when it is measured and another when it is read, as
+// the last body counts, is as short as that one may be.
+func TestBesideBatches(t *testing.T) {
+	n := newWorld(t, config.Default(), func(netip.Addr) datagram.Engine {
+		return newTestEngine(netip.MustParseAddr("127.0.0.1"), rds.DefaultConfig())
+	})
+	batch := func(n int) []byte {
+		s := &rdsdv1.SendBatch{}
+		s.SetDestination(crowd(n).GetDestination())
+		return encoded(t, sending(s)).Materialize()
+	}
+	bind := &rdsdv1.ClientMessage{}
+	bind.SetBind(clienttest.BindTo(netip.MustParseAddr("127.0.0.1"), 0))
+	ask := &rdsdv1.ClientMessage{}
+	ask.SetCongested(&rdsdv1.CongestedQuery{})
+	long := &rdsdv1.ClientMessage{}
+	long.SetCongested(&rdsdv1.CongestedQuery{})
+	long.GetCongested().SetDestination(&rdsdv1.Endpoint{})
+	long.GetCongested().GetDestination().SetAddress(make([]byte, maxPlainBytes))
+	join := func(batch []byte, m *rdsdv1.ClientMessage) []byte {
+		return append(batch, encoded(t, m).Materialize()...)
+	}
+	before := n.deps.Memory.Used()
+	for what, c := range map[string]struct {
+		says [][]byte
+		want error
+	}{
+		"first":                         {[][]byte{join(batch(10_000), bind), join(nil, ask)}, nil},
+		"first, longer than a bind":     {[][]byte{join(batch(40_000), bind)}, rdserr.ErrTooLarge},
+		"later":                         {[][]byte{join(nil, bind), join(batch(40_000), ask), join(nil, ask)}, nil},
+		"later, longer than a question": {[][]byte{join(nil, bind), join(batch(0), long)}, rdserr.ErrTooLarge},
+	} {
+		st := &scriptStream{ctx: t.Context(), script: c.says}
+		if err := n.clients.ServeStream(st, config.Identity{UID: 1}, st); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v", what, err)
+		}
+		if used, waiting := n.deps.Memory.Used(), n.deps.Memory.Kinds()[quota.Waiting].Used; used != before || waiting != 0 {
+			t.Errorf("%s: %d bytes are held, before it %d; for sends %d", what, used, before, waiting)
 		}
 	}
 }

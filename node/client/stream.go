@@ -110,6 +110,7 @@ func (f *Front) serveSocket(first Stream, id config.Identity, bound Stream, in *
 	defer s.close()
 	f.deps.Log.Debug("socket bound", "local", s.sock.Addr(), "uid", s.id.UID, "pid", s.id.PID)
 	s.stream = bound
+	in.release() // before it has an account, which paid for nothing of it
 	in.account = s.memory
 	pool := &outPool{account: s.memory}
 	defer pool.close()
