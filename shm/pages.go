@@ -274,9 +274,12 @@ func (h *Host) affordAccounts(more int) bool {
 	return true
 }
 
-// lessAccounts gives back what accounts are not needed any more.
-func (h *Host) lessAccounts() {
-	h.arena.renew()
+// lessAccounts gives back what accounts are not needed any more: the arena's while none of its pages are
+// touched. Those of a block that was freed behind a look would not be found without.
+func (h *Host) lessAccounts(untouched bool) {
+	if untouched {
+		h.arena.renew()
+	}
 	if h.nSlots == 0 {
 		h.slots, h.freeSlots = nil, none
 	}
@@ -397,7 +400,8 @@ func (h *Host) spareBlock(at *uint64) (s Spared, ok bool) {
 		p, found := h.mine.next(*at, end)
 		if !found {
 			*at = end
-			h.lessAccounts()
+			_, left := h.mine.next(first, end)
+			h.lessAccounts(!left)
 			return s, false
 		}
 		*at = p + 1

@@ -143,3 +143,31 @@ func TestSmallBlocksAreGivenBack(t *testing.T) {
 		t.Errorf("%d bytes are paid for, and nothing is out", h.Paid())
 	}
 }
+
+// TestFreedBehindALook: pages of a block that is freed when a look for them has passed it are found by the next, also
+// where nothing else is out at the end of the first.
+func TestFreedBehindALook(t *testing.T) {
+	s := testSpec()
+	s.RcvBuf, s.RecvArena = 512<<10, 4<<20 // of its largest blocks none is kept as it is
+	h, _ := untouched(t, s)
+	p := &purse{left: 1 << 30}
+	h.Pay(p)
+	first, _, _ := h.Reserve(MaxDatagram)
+	second, _, ok := h.Reserve(MaxDatagram)
+	if !ok || first > second {
+		t.Fatalf("blocks at %d and %d, %v", first, second, ok)
+	}
+	h.Unreserve(second)
+	at := uint64(0)
+	x, ok := h.Spare(&at)
+	if !ok {
+		t.Fatal("nothing is found")
+	}
+	h.Unreserve(first)
+	for ; ok; x, ok = h.Spare(&at) {
+		h.Restore(x)
+	}
+	if spareAll(t, h); h.Paid() != 0 || p.kept != 0 {
+		t.Errorf("%d bytes are paid for, %d for accounts, and nothing is out", h.Paid(), p.kept)
+	}
+}
