@@ -78,7 +78,8 @@ func (a *Account) leavesOf(k Kind, whole int64) int64 {
 }
 
 // Little reports whether the account is that of a user who holds little: a 32nd of the limit at
-// most, pages of regions aside. Who lacks memory gains nothing from such a one.
+// most, pages of regions aside. Who lacks memory gains nothing from such a one, unless it is a
+// kind that has its part: a few of them may hold all of that.
 func (a *Account) Little() bool { return a != nil && a.little(a.used.Load()) }
 
 func (a *Account) little(whole int64) bool { return a.holder.User && a.beyondLittle(whole) <= 0 }
@@ -391,6 +392,12 @@ func (a *Account) OverShare(k Kind, size int64) bool {
 		return false
 	}
 	return a.over(k, a.used.Load()+size, a.node.limit-a.node.Used()-size, alpha)
+}
+
+// Full reports whether size bytes more would be more than the part of the limit that kind k may
+// take, whoever holds it.
+func (a *Account) Full(k Kind, size int64) bool {
+	return a != nil && a.node.kinds[k].used.Load()+size > a.node.partOf(k)
 }
 
 // Usage describes the memory held of one kind.

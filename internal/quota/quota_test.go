@@ -64,6 +64,9 @@ func TestKindHasItsPart(t *testing.T) {
 	if !b.Tight(Handshakes, 1) || b.Tight(Partial, mib) {
 		t.Error("Tight says something else than Take")
 	}
+	if !b.Full(Handshakes, 1) || b.Full(Handshakes, 0) || b.Full(Partial, 16*mib) || !b.Full(Partial, 16*mib+1) {
+		t.Error("Full says something else than Take")
+	}
 	if err := b.Take(Partial, mib); err != nil {
 		t.Error(err)
 	}

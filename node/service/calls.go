@@ -156,14 +156,18 @@ func (c *callConn) take() error {
 		}
 		c.opened += n
 	}
-	if c.owed > c.taken {
-		n := (c.owed - c.taken + callGrain - 1) / callGrain * callGrain
+	if n := c.lacks(); n > 0 {
 		if err := c.account.Take(quota.Calls, n); err != nil {
 			return err
 		}
 		c.taken += n
 	}
 	return nil
+}
+
+// lacks is what take takes for calls. mu is held.
+func (c *callConn) lacks() int64 {
+	return max(c.owed-c.taken+callGrain-1, 0) / callGrain * callGrain
 }
 
 // give gives back what is taken and not owed. mu is held.
@@ -373,15 +377,18 @@ func (t *callTable) refuse(c *callConn, why error) {
 // evict makes room for who, which waits. One user's greed is no other's end: the user
 // who gives room is the one whose own share is spent, if that is what is missing, and
 // else the one with the most in calls that may be ended; a user who holds little gives none to
-// others, however little of the rest is in calls. Of its connections goes the one
-// that sits on half a message and has been silent for longest, or, when all of them are
-// waiting themselves, the one that holds most.
+// others, however little of the rest is in calls, unless calls have their part: that may be all
+// with such users. Of its connections goes the one that sits on half a message and has been
+// silent for longest, or, when all of them are waiting themselves, the one that holds most.
 func (t *callTable) evict(now time.Time, who *callConn, why error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if now.Sub(t.evicted) < callIdle/10 {
 		return // what that one held is on its way back
 	}
+	who.mu.Lock()
+	full := who.account.Full(quota.Calls, who.lacks())
+	who.mu.Unlock()
 	var fit []evictable
 	held := map[uint32]int64{} // by user
 	for c := range t.conns {
@@ -389,7 +396,7 @@ func (t *callTable) evict(now time.Time, who *callConn, why error) {
 		e := evictable{c, c.taken, c.last, c.waits}
 		no := c.ended || c.half == 0 && !c.waits
 		c.mu.Unlock()
-		if !no && (c.id.UID == who.id.UID || !c.account.Little()) {
+		if !no && (full || c.id.UID == who.id.UID || !c.account.Little()) {
 			fit = append(fit, e)
 			held[c.id.UID] += e.taken
 		}

@@ -102,6 +102,36 @@ func TestEvict(t *testing.T) {
 	}
 }
 
+// TestEvictOfManyLittle: when calls have their part of the memory, those who hold little make room
+// too. A dozen of them may hold all of it.
+func TestEvictOfManyLittle(t *testing.T) {
+	now := time.Now()
+	memory := quota.New(64<<20, nil)
+	table := &callTable{log: slog.New(slog.DiscardHandler), count: &base.Counters{}, conns: map[*callConn]struct{}{}}
+	add := func(uid uint32, taken, owed int64) (*callConn, *closedConn) { // half a message, silent
+		account := memory.Account(quota.User(uid))
+		t.Cleanup(account.Close)
+		if err := account.Take(quota.Calls, taken); err != nil {
+			t.Fatal(uid, err)
+		}
+		below := &closedConn{}
+		c := &callConn{Conn: below, table: table, last: now.Add(-time.Hour), half: 1, taken: taken, owed: owed, id: config.Identity{UID: uid}, account: account}
+		table.conns[c] = struct{}{}
+		return c, below
+	}
+	asks, mine := add(100, 1, 1<<20)
+	asks.waits = true
+	for uid := range uint32(11) {
+		add(uid, 2<<20, 2<<20)
+	}
+	add(11, 1<<20+1, 1<<20+1) // of the part, 24 MiB, a MiB is left, less two bytes
+	table.evict(now, asks, errors.New("full"))
+	table.parting.Wait()
+	if n := table.count.ClientsRefused.Load(); n != 1 || mine.closed != 0 {
+		t.Errorf("%d were closed, who waits %d times", n, mine.closed)
+	}
+}
+
 // TestSweepOfCalls: who is silent in the middle of a message for too long is ended;
 // who waits for us, is between messages or goes on is not.
 func TestSweepOfCalls(t *testing.T) {
