@@ -4,8 +4,10 @@
  * Every socket is in a list, so that a forked child can let go of them. The
  * child never takes a socket's locks nor touches its memory: a lock may have
  * been held by a thread that the child does not have, and the regions are not
- * mapped there. The fork itself holds the list and every ctl.mu, so that the
- * descriptors the child closes are the right ones.
+ * mapped there. The fork itself holds the list, every ctl.mu and the list of
+ * regions, which outlive sockets, so that the descriptors the child closes are
+ * the right ones, and all: the daemon takes the copy of a doorbell for somebody
+ * who still reads the region.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -30,13 +32,20 @@ static void before_fork(void)
 	pthread_mutex_lock(&list_mu);
 	for (rdsd_socket *s = all; s; s = s->all_next)
 		pthread_mutex_lock(&s->ctl.mu);
+	rdsdi_regions_hold();
 }
 
-static void unlock_all(void)
+static void unlock_all(bool leave)
 {
+	rdsdi_regions_go_on(leave);
 	for (rdsd_socket *s = all; s; s = s->all_next)
 		pthread_mutex_unlock(&s->ctl.mu);
 	pthread_mutex_unlock(&list_mu);
+}
+
+static void after_fork(void)
+{
+	unlock_all(false);
 }
 
 static void close_in_child(int *fd)
@@ -50,26 +59,20 @@ static void after_fork_in_child(void)
 {
 	rdsdi_process++;
 	for (rdsd_socket *s = all; s; s = s->all_next) {
-		struct rdsdi_link *l = s->ctl.link;
-
-		if (l) {
-			close_in_child(&l->control);
-			close_in_child(&l->bell_daemon);
-			if (l->reg)
-				l->reg->doorbell = -1; /* the same */
-			close_in_child(&l->bell_client);
-		}
+		if (s->ctl.link)
+			close_in_child(&s->ctl.link->control);
+		rdsdi_control_reset(&s->ctl);
 		close_in_child(&s->sleep.kick);
 		close_in_child(&s->sleep.poll_fd);
 		close_in_child(&s->sleep.timer_fd);
 	}
-	unlock_all();
+	unlock_all(true);
 	all = NULL; /* the child's own sockets from here on */
 }
 
 static void watch_forks(void)
 {
-	pthread_atfork(before_fork, unlock_all, after_fork_in_child);
+	pthread_atfork(before_fork, after_fork, after_fork_in_child);
 }
 
 /* find_path makes the address of the ring socket from a target. */

@@ -6,8 +6,8 @@
  * (ctl). Each has a lock; the release ring has its own in the region, because
  * messages outlive sockets.
  *
- * Lock order: list (client.c), ctl, tx, rx, region.mu. sleep.mu is taken last,
- * requests.mu alone.
+ * Lock order: list (client.c), ctl, tx, rx, region.mu. sleep.mu and that of the
+ * list of regions (region.c) are taken last, requests.mu alone.
  * None is held while a thread sleeps.
  *
  * Read first: wait.c (how every call waits), session.c (bind, loss, binding
@@ -99,7 +99,8 @@ struct rdsdi_region {
 	uint64_t bytes;
 	_Atomic uint32_t refs;
 	unsigned process; /* rdsdi_process when it was mapped */
-	int doorbell;     /* the daemon's, which link->bell_daemon borrows: closed when nothing is mapped any more */
+	int doorbells[2]; /* the daemon's and the client's, which links borrow: closed when nothing is mapped any more */
+	struct rdsdi_region *all_next, *all_prev; /* of the process; guarded by the lock of that list */
 
 	/* The header, read once and checked. */
 	rdsd_addr local;
@@ -135,6 +136,9 @@ int rdsdi_region_map(int ours, int daemons, uint64_t bytes, struct rdsdi_region 
 /* Reads and checks the header, which is written when the socket is bound. Errors as above. */
 int rdsdi_region_begin(struct rdsdi_region *reg);
 void rdsdi_region_unref(struct rdsdi_region *reg);
+/* Around a fork: no region comes or goes. leave: in the child, lets go of the doorbells of its parent. */
+void rdsdi_regions_hold(void);
+void rdsdi_regions_go_on(bool leave);
 /* The size of a sealed memfd, -1 when it is none. */
 int64_t rdsdi_part_size(int fd);
 /* Touches the pages from from, the beginning of one, up to to. */
@@ -170,7 +174,7 @@ void rdsdi_lease_drop(struct rdsdi_lease *l, uint32_t refs);
 
 /* Links (session.c) */
 
-/* One connection to the daemon. Descriptors are closed with the last ref, bell_daemon with the region. */
+/* One connection to the daemon. control is closed with the last ref, the doorbells are with the region. */
 struct rdsdi_link {
 	_Atomic uint32_t refs;
 	int control;

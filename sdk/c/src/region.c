@@ -12,6 +12,9 @@
 /* Without them a daemon could make the region shorter than what was checked. */
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
 
+static pthread_mutex_t all_mu = PTHREAD_MUTEX_INITIALIZER;
+static struct rdsdi_region *all; /* that this process has mapped; guarded by all_mu */
+
 static uint32_t crc32c(const uint8_t *p, size_t n)
 {
 	uint32_t crc = ~UINT32_C(0);
@@ -174,10 +177,16 @@ int rdsdi_region_map(int ours_fd, int daemons_fd, uint64_t bytes, struct rdsdi_r
 	r->bytes = bytes;
 	r->daemon_part = (uint64_t)split;
 	rdsdi_region_touch(r, 0, SHM_FIXED);
-	r->bell = r->doorbell = -1;
+	r->bell = r->doorbells[0] = r->doorbells[1] = -1;
 	r->process = rdsdi_process;
 	atomic_init(&r->refs, 1);
 	pthread_mutex_init(&r->mu, NULL);
+	pthread_mutex_lock(&all_mu);
+	r->all_next = all;
+	if (all)
+		all->all_prev = r;
+	all = r;
+	pthread_mutex_unlock(&all_mu);
 	*reg = r;
 	return 0;
 }
@@ -202,18 +211,47 @@ int rdsdi_region_begin(struct rdsdi_region *r)
 	return r->leases ? 0 : rdsdi_errno(-ENOMEM);
 }
 
+static void close_doorbells(struct rdsdi_region *r)
+{
+	for (int i = 0; i < 2; i++) {
+		if (r->doorbells[i] >= 0)
+			close(r->doorbells[i]);
+		r->doorbells[i] = -1;
+	}
+}
+
 void rdsdi_region_unref(struct rdsdi_region *r)
 {
 	if (atomic_fetch_sub_explicit(&r->refs, 1, memory_order_acq_rel) != 1)
 		return;
 	rdsdi_pairs_free(r);
-	if (r->process == rdsdi_process) /* a forked child has nothing mapped there */
+	if (r->process == rdsdi_process) { /* a forked child has nothing mapped there, and closed them */
 		munmap(r->base, r->bytes);
-	if (r->doorbell >= 0) /* last: the daemon concludes that nobody reads the region */
-		close(r->doorbell);
+		pthread_mutex_lock(&all_mu);
+		if (r->all_prev)
+			r->all_prev->all_next = r->all_next;
+		else
+			all = r->all_next;
+		if (r->all_next)
+			r->all_next->all_prev = r->all_prev;
+		close_doorbells(r); /* last: the daemon concludes that nobody reads the region */
+		pthread_mutex_unlock(&all_mu);
+	}
 	pthread_mutex_destroy(&r->mu);
 	free(r->leases);
 	free(r);
+}
+
+void rdsdi_regions_hold(void)
+{
+	pthread_mutex_lock(&all_mu);
+}
+
+void rdsdi_regions_go_on(bool leave)
+{
+	for (; leave && all; all = all->all_next)
+		close_doorbells(all);
+	pthread_mutex_unlock(&all_mu);
 }
 
 void rdsdi_ring(const struct rdsdi_region *reg, int bell, uint32_t news)

@@ -27,12 +27,6 @@
 
 #include "internal.h"
 
-static void put_fd(int fd)
-{
-	if (fd >= 0)
-		close(fd);
-}
-
 struct rdsdi_link *rdsdi_link_get(rdsd_socket *s)
 {
 	struct rdsdi_link *l;
@@ -49,8 +43,8 @@ void rdsdi_link_put(struct rdsdi_link *l)
 {
 	if (atomic_fetch_sub(&l->refs, 1) != 1)
 		return;
-	put_fd(l->control);
-	put_fd(l->bell_client);
+	if (l->control >= 0)
+		close(l->control);
 	if (l->offered)
 		rdsdi_region_unref(l->offered);
 	if (l->reg)
@@ -287,8 +281,8 @@ static int bound(rdsd_socket *s)
 	pthread_mutex_lock(&s->sleep.mu);
 	l->reg = l->offered;
 	l->offered = NULL;
-	l->bell_daemon = l->reg->doorbell = c->fds[2];
-	l->bell_client = c->fds[3];
+	l->bell_daemon = l->reg->doorbells[0] = c->fds[2];
+	l->bell_client = l->reg->doorbells[1] = c->fds[3];
 	pthread_mutex_unlock(&s->sleep.mu);
 	close(c->fds[0]);
 	close(c->fds[1]);

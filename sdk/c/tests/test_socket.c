@@ -1761,8 +1761,8 @@ static void interrupted(void)
 static void forking(void)
 {
 	rdsd_addr to = at(1);
-	rdsd_socket *a;
-	rdsd_msg m;
+	rdsd_socket *a, *b;
+	rdsd_msg m, lent;
 	int status, fds;
 	pid_t child;
 
@@ -1773,6 +1773,10 @@ static void forking(void)
 	send_text(a, 1, "in place");
 	expect_text(a, 1, "before");
 	CHECK_IS(rdsd_recv_batch(a, &m, 1, RDSD_SEC(5)), 1);
+	b = bound(3); /* over, and something of its region is still out */
+	send_text(b, 3, "lent");
+	CHECK_IS(rdsd_recv_batch(b, &lent, 1, RDSD_SEC(30)), 1);
+	CHECK_IS(rdsd_shutdown(b), 0);
 	fds = open_fds();
 	child = fork();
 	CHECK(child >= 0);
@@ -1780,7 +1784,7 @@ static void forking(void)
 		char text[32];
 
 		alarm(20);
-		CHECK(open_fds() <= fds - 6); /* control, two bells, kick, two of the loop */
+		CHECK(open_fds() <= fds - 9); /* control, two bells, kick, two of the loop; of b two bells and kick */
 		CHECK_IS(rdsd_send(a, &to, "x", 1, NULL, RDSD_SEC(1)), -EBADF);
 		CHECK(strstr(rdsd_errmsg(), "fork"));
 		CHECK_IS(rdsd_recv(a, text, sizeof text, NULL, RDSD_FOREVER), -EBADF);
@@ -1801,6 +1805,38 @@ static void forking(void)
 	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 	CHECK(!memcmp(m.data, "in place", 8)); /* the parent's is untouched */
 	rdsd_release(&m, 1);
+	rdsd_release(&lent, 1);
+	rdsd_close(b);
+	send_text(a, 1, "after");
+	expect_text(a, 1, "after");
+	end();
+}
+
+/* fork_between forks while the client waits for Bound, and has what Region has brought. */
+static void fork_between(struct fake_socket *s)
+{
+	int fds = open_fds(), status;
+	pid_t child = fork();
+
+	(void)s;
+	CHECK(child >= 0);
+	if (!child) {
+		CHECK(open_fds() <= fds - 6); /* control, kick, two parts, two bells */
+		_exit(0);
+	}
+	CHECK(waitpid(child, &status, 0) == child);
+	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	f->spoil = NULL;
+}
+
+static void forking_half_bound(void)
+{
+	rdsd_socket *a;
+
+	begin();
+	f->spoil = fork_between;
+	a = bound(1);
+	CHECK(!f->spoil);
 	send_text(a, 1, "after");
 	expect_text(a, 1, "after");
 	end();
@@ -2163,6 +2199,7 @@ int main(int argc, char **argv)
 		{"closing", closing},
 		{"interrupted", interrupted},
 		{"forking", forking},
+		{"forking half bound", forking_half_bound},
 		{"small rings", small_rings},
 		{"threads", threads},
 		{"restarts under load", restarts_under_load},
