@@ -247,7 +247,7 @@ RDSD_API int rdsd_reserve(rdsd_socket *sock, const rdsd_addr *to, size_t size, r
  * Sends the first len bytes of a slot and gives it up, whatever it returns. The
  * datagram takes its place in the order now, not when it was reserved. Returns
  * 0, -EMSGSIZE (len is more than was reserved), -ESHUTDOWN (the daemon has gone
- * since), -EBADF. Never waits.
+ * since), or why the socket is over, as every call. Never waits.
  */
 RDSD_API int rdsd_commit(rdsd_socket *sock, rdsd_slot *slot, size_t len, uint64_t *tag);
 

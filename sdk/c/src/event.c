@@ -304,6 +304,7 @@ int rdsdi_tx_start(rdsd_socket *s, struct rdsdi_link *l)
 void rdsdi_tx_stop(rdsd_socket *s, uint8_t why)
 {
 	struct rdsdi_tx *tx = &s->tx;
+	int over = atomic_load(&s->over);
 
 	pthread_mutex_lock(&tx->mu);
 	if (tx->reg) {
@@ -312,7 +313,10 @@ void rdsdi_tx_stop(rdsd_socket *s, uint8_t why)
 		decide_rest(s, why);
 		rdsdi_pairs_stop(tx);
 		free_tables(tx);
-		atomic_store(&tx->reg->ended, why == WHY_CLOSED ? -EBADF : -ESHUTDOWN);
+		pthread_mutex_lock(&s->why_mu);
+		memcpy(tx->reg->why, s->why, sizeof s->why);
+		pthread_mutex_unlock(&s->why_mu);
+		atomic_store(&tx->reg->ended, over ? over : -ESHUTDOWN);
 		rdsdi_region_unref(tx->reg);
 		tx->reg = NULL;
 		tx->bell = -1;

@@ -52,6 +52,7 @@
 #define MAX_PAIRS 16u                 /* in each direction, and offered: a daemon offers 8 */
 #define MAX_SAYS 64u                  /* of pairs, not sent yet */
 #define MAX_KEPT (8u << 20)           /* bytes of copies of what came by pairs, beyond which nothing more is lent */
+#define WHY_BYTES (PB_TEXT + 160)     /* of the words for the end of a socket or its daemon */
 #define PAIR_RUN 16u                  /* records in a row out of pairs while the ring may have something */
 
 /* Of conn.Why: reasons the library itself gives. */
@@ -112,7 +113,8 @@ struct rdsdi_region {
 	uint32_t takes; /* TAKES_... */
 	uint64_t daemon_part; /* from here on it can only be read */
 
-	_Atomic int ended; /* nothing is sent from it any more: -ESHUTDOWN, or -EBADF: the socket was shut down */
+	_Atomic int ended;    /* nothing is sent from it any more: -ESHUTDOWN, or why the socket is over */
+	char why[WHY_BYTES];  /* the words of that; fixed once ended is set */
 	struct rdsdi_region *next; /* what rx reads afterwards; guarded by rx.mu */
 	/* Read as well. Guarded by rx.mu; changed with sleep.mu, which is enough to look at their words. */
 	struct rdsdi_pair *pairs[MAX_PAIRS];
@@ -391,7 +393,7 @@ struct rdsd_socket {
 	_Atomic int fault;        /* the daemon broke the layout: a negative errno */
 	_Atomic int64_t checked;  /* when the control socket was last looked at */
 	pthread_mutex_t why_mu;
-	char why[PB_TEXT + 160];  /* guarded by why_mu; why there is no daemon */
+	char why[WHY_BYTES];      /* guarded by why_mu; why there is no daemon */
 
 	struct rdsdi_ctl ctl;
 	struct rdsdi_tx tx;

@@ -119,14 +119,17 @@ static void give_back(struct rdsdi_tx *tx, rdsd_slot *slot)
 	f->refs--;
 }
 
-/* ended says why a slot is nothing any more, without a look at its socket, which may be closed. */
+/* ended is why a slot is nothing any more, or 0, without a look at its socket, which may be closed. */
 static int ended(const struct rdsdi_region *r)
 {
-	int err = atomic_load(&r->ended);
+	return r->process == rdsdi_process ? atomic_load(&r->ended) : -EBADF;
+}
 
+static int say_ended(const struct rdsdi_region *r, int err)
+{
 	if (r->process != rdsdi_process)
-		return rdsdi_fail(-EBADF, "the slot belongs to the process that forked this one");
-	return err ? rdsdi_errno(err) : 0;
+		return rdsdi_fail(err, "the slot belongs to the process that forked this one");
+	return err == -EBADF || !r->why[0] ? rdsdi_errno(err) : rdsdi_fail(err, "%s", r->why);
 }
 
 int rdsd_commit(rdsd_socket *s, rdsd_slot *slot, size_t len, uint64_t *tag)
@@ -137,7 +140,9 @@ int rdsd_commit(rdsd_socket *s, rdsd_slot *slot, size_t len, uint64_t *tag)
 	if (!r)
 		return rdsdi_fail(-EINVAL, "the slot was committed or given back before");
 	err = ended(r);
-	if (!err) {
+	if (err) {
+		say_ended(r, err);
+	} else {
 		pthread_mutex_lock(&s->tx.mu);
 		err = rdsdi_over(s);
 		if (!err && (s->tx.reg != r || load_relaxed(at32(r, W_CLOSED))))

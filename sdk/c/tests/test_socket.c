@@ -662,6 +662,18 @@ static void slots_that_are_left(void)
 	rdsd_abort(a, &slot[1]);
 	CHECK_IS(rdsd_commit(a, &slot[2], 1, NULL), -EBADF);
 	rdsd_abort(a, &slot[3]);
+	/* Of a socket that was ended: why. Giving one back fails in nothing and leaves the words. */
+	a = bound(1);
+	for (int i = 0; i < 2; i++)
+		CHECK_IS(rdsd_reserve(a, &to, 100, &slot[i], RDSD_SEC(30)), 0);
+	fake_dismiss(f, 1, ECONNRESET, "closed by an administrator");
+	CHECK_IS(rdsd_recv(a, NULL, 0, NULL, RDSD_SEC(30)), -ECONNRESET);
+	rdsdi_fail(-EIO, "the disk is full");
+	rdsd_abort(a, &slot[1]);
+	CHECK(!strcmp(rdsd_errmsg(), "the disk is full"));
+	rdsd_close(a);
+	CHECK_IS(rdsd_commit(a, &slot[0], 1, NULL), -ECONNRESET);
+	CHECK(strstr(rdsd_errmsg(), "closed by an administrator"));
 	end();
 }
 
