@@ -480,6 +480,17 @@ static int ready(rdsd_socket *s, unsigned what)
 	return got ? got : rdsdi_over(s);
 }
 
+/* linked says whether the socket still has this link. */
+static bool linked(rdsd_socket *s, const struct rdsdi_link *l)
+{
+	bool same;
+
+	pthread_mutex_lock(&s->ctl.mu);
+	same = s->ctl.link == l;
+	pthread_mutex_unlock(&s->ctl.mu);
+	return same;
+}
+
 static uint32_t bits_of(unsigned what)
 {
 	return (what & (RDSD_READABLE | RDSD_BORROWED) ? WAITS_RECV : 0) |
@@ -506,6 +517,12 @@ int rdsd_arm(rdsd_socket *s, unsigned what)
 	fire(w, due == INT64_MAX ? 0 : due); /* 0 disarms a timer */
 	pthread_mutex_unlock(&w->mu);
 	set_armed(w, l, true, bits_of(what));
+	/* Another thread that has changed the link before that has woken nobody: the loop looks again. */
+	if (!linked(s, l)) {
+		pthread_mutex_lock(&w->mu);
+		fire(w, 1);
+		pthread_mutex_unlock(&w->mu);
+	}
 	got = ready(s, what);
 	if (got)
 		set_armed(w, l, false, 0);

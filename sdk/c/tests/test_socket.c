@@ -1511,6 +1511,49 @@ static void loop_and_threads(void)
 	end();
 }
 
+/* recv is the system's. Before the next one of this thread it makes the call that a test has set. */
+static _Thread_local void (*before_recv)(void);
+
+ssize_t recv(int fd, void *buf, size_t n, int flags)
+{
+	void (*call)(void) = before_recv;
+
+	before_recv = NULL;
+	if (call)
+		call();
+	return recvfrom(fd, buf, n, flags, NULL, NULL);
+}
+
+static void restarted(rdsd_socket *s);
+static rdsd_socket *looping;
+static void restart_looping(void)
+{
+	restarted(looping);
+	CHECK_IS(rdsd_recv(looping, NULL, 0, NULL, RDSD_MS(20)), -ETIMEDOUT); /* leaves the doorbell silent */
+}
+
+/* The link that a loop is about to arm is replaced: it must not sleep on a daemon that is gone. */
+static void armed_too_late(void)
+{
+	struct pollfd p = {.events = POLLIN};
+	rdsd_socket *a;
+
+	begin();
+	a = bound(1);
+	looping = bound(2);
+	p.fd = rdsd_fd(looping);
+	before_recv = restart_looping;
+	CHECK_IS(rdsd_arm(looping, RDSD_READABLE), 0);
+	CHECK(!before_recv);
+	send_text(a, 2, "after");
+	do {
+		CHECK_IS(poll(&p, 1, 30000), 1);
+		rdsd_disarm(looping);
+	} while (!rdsd_arm(looping, RDSD_READABLE));
+	expect_text(looping, 1, "after");
+	end();
+}
+
 /* Restarts */
 
 static void restart(void)
@@ -2203,6 +2246,7 @@ int main(int argc, char **argv)
 		{"ports of a still daemon", ports_of_a_still_daemon},
 		{"event loop", event_loop},
 		{"loop and threads", loop_and_threads},
+		{"armed too late", armed_too_late},
 		{"restart", restart},
 		{"restarts without a receive", restarts_without_a_receive},
 		{"unread of many daemons", unread_of_many_daemons},
