@@ -5,11 +5,13 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <stdio.h>
 
 #include "send.h"
 
 #define PENDING 1                   /* rdsd_dgram.error: not decided yet */
 #define OPENING (UINT64_C(1) << 63) /* rdsdi_flow.skip: the daemon is being asked */
+#define WORDS 256                   /* bytes of batch.words */
 
 struct batch {
 	struct rdsdi_op op;
@@ -17,7 +19,19 @@ struct batch {
 	size_t n, first; /* all before first are decided */
 	uint64_t pass;
 	bool nowait;
+	size_t refused; /* the first one that was; n: none */
+	char *words;    /* why */
 };
+
+/* refuse decides a datagram whose error has just got its words. */
+static void refuse(struct batch *b, size_t i, int error)
+{
+	b->d[i].error = error;
+	if (i < b->refused) {
+		b->refused = i;
+		snprintf(b->words, WORDS, "%s", rdsd_errmsg());
+	}
+}
 
 static bool stretch_ends(const rdsd_dgram *first, const rdsd_dgram *d)
 {
@@ -192,7 +206,7 @@ static bool pass(struct batch *b)
 		if (d->error != PENDING)
 			continue;
 		if (d->len > s->tx.max_datagram) {
-			d->error = rdsdi_too_large(s, d->len);
+			refuse(b, i, rdsdi_too_large(s, d->len));
 			continue;
 		}
 		f = s->tx.last;
@@ -201,7 +215,7 @@ static bool pass(struct batch *b)
 		if (f && f->skip == (b->pass | OPENING))
 			continue;
 		if (full || (f && f->skip == b->pass)) {
-			if (b->nowait) {
+			if (b->nowait) { /* the first one had the words */
 				d->error = full ? -EAGAIN : -ENOBUFS;
 				rdsdi_jam_tried(&s->tx, f, d->error);
 			}
@@ -210,7 +224,7 @@ static bool pass(struct batch *b)
 		op->patient = false;
 		result = rdsdi_destination(op, &d->to, &f);
 		if (result != BLOCKED && result) {
-			d->error = (int32_t)result;
+			refuse(b, i, (int)result);
 			continue;
 		}
 		if (!result) {
@@ -234,7 +248,7 @@ static bool pass(struct batch *b)
 			continue;
 		full = !f || why == -EAGAIN;
 		if (b->nowait) {
-			d->error = why;
+			refuse(b, i, rdsdi_because(why, rdsdi_cause(op)));
 			rdsdi_jam_tried(&s->tx, f, why);
 		}
 	}
@@ -279,15 +293,25 @@ static int64_t batch_step(struct rdsdi_op *op)
 
 ssize_t rdsd_send_batch(rdsd_socket *s, rdsd_dgram *dgrams, size_t n, int *error, int64_t timeout)
 {
-	struct batch b = {.op = {.step = batch_step, .s = s, .waits = timeout != RDSD_NOWAIT}, .d = dgrams, .n = n, .nowait = timeout == RDSD_NOWAIT};
-	int64_t result = rdsdi_usable(s);
+	char words[WORDS];
+	struct batch b = {.op = {.step = batch_step, .s = s, .waits = timeout != RDSD_NOWAIT},
+			  .d = dgrams,
+			  .n = n,
+			  .nowait = timeout == RDSD_NOWAIT,
+			  .refused = n,
+			  .words = words};
+	int64_t result;
 	int first = 0;
 	size_t accepted = 0, pending = 0;
 
 	for (size_t i = 0; i < n; i++) {
-		dgrams[i].error = dgrams[i].len && !dgrams[i].data ? rdsdi_no_data(dgrams[i].len) : PENDING;
-		pending += dgrams[i].error == PENDING;
+		dgrams[i].error = PENDING;
+		if (dgrams[i].len && !dgrams[i].data)
+			refuse(&b, i, rdsdi_no_data(dgrams[i].len));
+		else
+			pending++;
 	}
+	result = rdsdi_usable(s);
 	if (!result && pending) {
 		rdsdi_check(s);
 		result = rdsdi_run(&b.op, timeout);
@@ -298,11 +322,9 @@ ssize_t rdsd_send_batch(rdsd_socket *s, rdsd_dgram *dgrams, size_t n, int *error
 		if (!dgrams[i].error)
 			accepted++;
 		else if (!first)
-			first = dgrams[i].error;
+			first = i == b.refused ? rdsdi_fail(dgrams[i].error, "%s", words) : dgrams[i].error;
 	}
 	if (error)
 		*error = first;
-	if (first && first != result && first != -EMSGSIZE)
-		rdsdi_errno(first);
 	return accepted || !first ? (ssize_t)accepted : first;
 }

@@ -466,6 +466,8 @@ int64_t rdsdi_run(struct rdsdi_op *op, int64_t timeout);
  * true, it goes on. NULL: it ends with -EINTR. Only with RDSD_INTERRUPTIBLE.
  */
 extern _Thread_local bool (*rdsdi_interrupted)(void);
+/* What a call waits for, in words that stay: -EAGAIN has several. */
+const char *rdsdi_cause(const struct rdsdi_op *op);
 /* Whether a call ends with this result, or goes on after a signal. */
 bool rdsdi_ends(int64_t result);
 

@@ -277,8 +277,7 @@ static int sleep_once(struct rdsdi_op *op, uint32_t turn, int64_t until, int64_t
 	return follow(op, turn, until, result);
 }
 
-/* cause is what a call waits for, in words: -EAGAIN has several. */
-static const char *cause(const struct rdsdi_op *op)
+const char *rdsdi_cause(const struct rdsdi_op *op)
 {
 	if (op->why != -EAGAIN)
 		return op->why ? rdsd_strerror(op->why) : "no answer yet";
@@ -294,7 +293,7 @@ static const char *cause(const struct rdsdi_op *op)
 static int timed_out(struct rdsdi_op *op, int64_t timeout)
 {
 	if (timeout)
-		return rdsdi_fail(-ETIMEDOUT, "the deadline passed: %s", cause(op));
+		return rdsdi_fail(-ETIMEDOUT, "the deadline passed: %s", rdsdi_cause(op));
 	return rdsdi_fail(-ETIMEDOUT, "the daemon does not answer");
 }
 
@@ -312,7 +311,7 @@ static int64_t blocked(struct rdsdi_op *op, int64_t timeout, struct rdsdi_jam *j
 			return result;
 		if (!op->patient) {
 			rdsdi_jam_failed(op);
-			return op->why == -ESHUTDOWN ? rdsdi_away(s) : rdsdi_because(op->why, cause(op));
+			return op->why == -ESHUTDOWN ? rdsdi_away(s) : rdsdi_because(op->why, rdsdi_cause(op));
 		}
 	}
 	now = rdsdi_now();
@@ -338,7 +337,7 @@ static int64_t blocked(struct rdsdi_op *op, int64_t timeout, struct rdsdi_jam *j
 			return result;
 		if (timeout == RDSD_NOWAIT && !op->patient) {
 			rdsdi_jam_failed(op);
-			return op->why == -ESHUTDOWN ? rdsdi_away(s) : rdsdi_because(op->why, cause(op));
+			return op->why == -ESHUTDOWN ? rdsdi_away(s) : rdsdi_because(op->why, rdsdi_cause(op));
 		}
 		rdsdi_jam_begin(jam, op);
 		if (rdsdi_pump(s))

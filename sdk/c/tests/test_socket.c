@@ -679,18 +679,36 @@ static void slots_that_are_left(void)
 
 static void no_data(void)
 {
-	rdsd_dgram d[3] = {{.data = "a", .len = 1, .to = at(1)}, {.len = 1, .to = at(1)}, {.to = at(1)}};
+	static uint8_t kb[6000];
+	rdsd_addr six = {.ip = {0x20, 1}, .port = 5, .family = 6};
+	rdsd_dgram d[4] = {{.data = "a", .len = 1, .to = at(1)}, {.len = 1, .to = at(1)}, {.to = at(1)}, {.data = kb, .len = 1 << 21, .to = at(1)}};
 	rdsd_socket *a;
 	int error;
 
 	begin();
-	a = bound(1);
-	CHECK_IS(rdsd_send_batch(a, d, 3, &error, RDSD_SEC(30)), 2);
+	a = bound_with(1, (rdsd_bind_options){.send_buffer = 10000});
+	/* The words are those of the first that was refused, whatever was refused when. */
+	CHECK_IS(rdsd_send_batch(a, d, 4, &error, RDSD_SEC(30)), 2);
 	CHECK_IS(error, -EINVAL);
-	CHECK(!d[0].error && d[1].error == -EINVAL && !d[2].error);
+	CHECK(strstr(rdsd_errmsg(), "NULL"));
+	CHECK(!d[0].error && d[1].error == -EINVAL && !d[2].error && d[3].error == -EMSGSIZE);
+	d[0].to = six;
+	CHECK_IS(rdsd_send_batch(a, d, 4, &error, RDSD_SEC(30)), 1);
+	CHECK_IS(error, -EOPNOTSUPP);
+	CHECK(!strcmp(rdsd_errmsg(), rdsd_strerror(error)));
+	CHECK_IS(rdsd_send_batch(a, d + 3, 1, NULL, RDSD_SEC(30)), -EMSGSIZE);
+	CHECK(strstr(rdsd_errmsg(), "2097152 bytes"));
 	CHECK_IS(rdsd_send_batch(a, d + 1, 1, NULL, RDSD_FOREVER), -EINVAL);
 	CHECK_IS(rdsd_send(a, &d[1].to, NULL, 1, NULL, RDSD_SEC(30)), -EINVAL);
 	CHECK_IS(rdsd_send_run(a, &d[1].to, NULL, 1, 1, NULL, RDSD_SEC(30)), -EINVAL);
+	hold(true, true);
+	for (int i = 0; i < 4; i++)
+		d[i] = (rdsd_dgram){.data = kb, .len = sizeof kb, .to = at(1)};
+	CHECK_IS(rdsd_send_batch(a, d, 4, &error, RDSD_NOWAIT), 2);
+	CHECK_IS(error, -EAGAIN);
+	CHECK(!strcmp(rdsd_errmsg(), "the send buffer is full"));
+	CHECK_IS(rdsd_send_batch(a, d + 3, 1, &error, RDSD_MS(5)), -ETIMEDOUT);
+	CHECK(strstr(rdsd_errmsg(), "the send buffer is full"));
 	end();
 }
 
