@@ -361,9 +361,9 @@ struct rdsdi_sleep {
 
 struct rdsdi_requests {
 	pthread_mutex_t mu; /* guards all of this */
-	pthread_cond_t changed; /* a request may find a port now */
+	_Atomic uint32_t changed; /* a futex: a request may find a port now */
 	struct rdsdi_port *ports;
-	unsigned n;
+	unsigned n, waiting; /* ports; requests that wait for changed */
 	bool binding;       /* a thread has the turn to bind one more */
 	bool over;
 };
@@ -470,6 +470,10 @@ extern _Thread_local bool (*rdsdi_interrupted)(void);
 const char *rdsdi_cause(const struct rdsdi_op *op);
 /* Whether a call ends with this result, or goes on after a signal. */
 bool rdsdi_ends(int64_t result);
+
+/* Sleeps while a word is what it was, until it is woken, or so long: 0, or an errno, EINTR after any signal handler. */
+int rdsdi_futex_wait(_Atomic uint32_t *word, uint32_t was, int64_t until);
+void rdsdi_futex_wake(_Atomic uint32_t *word);
 
 /* Something other threads may wait for has changed, and not by the daemon's doorbell. */
 void rdsdi_notify(rdsd_socket *s);

@@ -17,7 +17,6 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "internal.h"
 
@@ -31,13 +30,15 @@ struct rdsdi_port {
 
 void rdsdi_requests_init(struct rdsdi_requests *r)
 {
-	pthread_condattr_t attr;
-
 	pthread_mutex_init(&r->mu, NULL);
-	pthread_condattr_init(&attr);
-	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-	pthread_cond_init(&r->changed, &attr);
-	pthread_condattr_destroy(&attr);
+}
+
+/* changed wakes the requests that wait for a port; with mu held. */
+static void changed(struct rdsdi_requests *r)
+{
+	atomic_fetch_add(&r->changed, 1);
+	if (r->waiting)
+		rdsdi_futex_wake(&r->changed);
 }
 
 void rdsdi_requests_shutdown(struct rdsdi_requests *r)
@@ -49,7 +50,7 @@ void rdsdi_requests_shutdown(struct rdsdi_requests *r)
 		atomic_store(&p->sock->over, -EBADF);
 	for (struct rdsdi_port *p = r->ports; p; p = p->next)
 		rdsdi_notify(p->sock);
-	pthread_cond_broadcast(&r->changed);
+	changed(r);
 	pthread_mutex_unlock(&r->mu);
 }
 
@@ -63,10 +64,8 @@ void rdsdi_requests_destroy(struct rdsdi_requests *r, bool forked)
 		free(p);
 	}
 	r->ports = NULL;
-	if (!forked) {
-		pthread_cond_destroy(&r->changed);
+	if (!forked)
 		pthread_mutex_destroy(&r->mu);
-	}
 }
 
 static bool asks(const struct rdsdi_port *p, const rdsd_addr *to)
@@ -145,7 +144,7 @@ static void release(struct rdsdi_requests *r, struct rdsdi_port *p, const rdsd_a
 		}
 	p->spoiled |= late;
 	out = r->over ? NULL : unused(r); /* at its end a socket closes them itself */
-	pthread_cond_broadcast(&r->changed);
+	changed(r);
 	pthread_mutex_unlock(&r->mu);
 	close_ports(out);
 }
@@ -185,15 +184,18 @@ static int bind_port(rdsd_socket *s, int64_t deadline)
 	return 0;
 }
 
-/* wait_changed sleeps until a port may be free, or so long; with mu held. */
-static void wait_changed(struct rdsdi_requests *r, int64_t until)
+/* wait_changed sleeps until a port may be free, or so long; with mu held. Returns the errno of the wait. */
+static int wait_changed(struct rdsdi_requests *r, int64_t until)
 {
-	struct timespec t = {.tv_sec = until / 1000000000, .tv_nsec = until % 1000000000};
+	uint32_t was = atomic_load(&r->changed);
+	int err;
 
-	if (until == INT64_MAX)
-		pthread_cond_wait(&r->changed, &r->mu);
-	else
-		pthread_cond_timedwait(&r->changed, &r->mu, &t);
+	r->waiting++;
+	pthread_mutex_unlock(&r->mu);
+	err = rdsdi_futex_wait(&r->changed, was, until);
+	pthread_mutex_lock(&r->mu);
+	r->waiting--;
+	return err;
 }
 
 /* retry says whether a port that could not be bound may be had later. */
@@ -233,7 +235,7 @@ static int acquire(rdsd_socket *s, const rdsd_addr *to, int64_t timeout, int64_t
 			pthread_mutex_lock(&r->mu);
 			if (!err) {
 				turn = r->binding = false;
-				pthread_cond_broadcast(&r->changed);
+				changed(r);
 				continue;
 			}
 			if (timeout == RDSD_NOWAIT || !retry(s, err, r->n > 0))
@@ -249,11 +251,14 @@ static int acquire(rdsd_socket *s, const rdsd_addr *to, int64_t timeout, int64_t
 							 : "the deadline passed: all ports for replies are in use");
 			break;
 		}
-		wait_changed(r, until);
+		if (wait_changed(r, until) == EINTR && s->flags & RDSD_INTERRUPTIBLE) {
+			err = rdsdi_errno(-EINTR);
+			break;
+		}
 	}
 	if (turn) {
 		r->binding = false;
-		pthread_cond_broadcast(&r->changed);
+		changed(r);
 	}
 	pthread_mutex_unlock(&r->mu);
 	return err;

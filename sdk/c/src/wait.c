@@ -34,6 +34,7 @@
 #include "internal.h"
 
 #define SOON INT64_C(200000) /* ns; the pause of a call that nothing wakes */
+#define LONG RDSD_SEC(3600)
 
 int64_t rdsdi_now(void)
 {
@@ -185,11 +186,29 @@ static void set_following(struct rdsdi_sleep *w, bool on, uint32_t bits)
 	pthread_mutex_unlock(&w->mu);
 }
 
+/*
+ * With a time, however long: the kernel takes a wait without one up again after a
+ * handler with SA_RESTART, and the caller would never hear of the signal.
+ */
+int rdsdi_futex_wait(_Atomic uint32_t *word, uint32_t was, int64_t until)
+{
+	struct timespec t;
+
+	if (until == INT64_MAX)
+		until = rdsdi_now() + LONG;
+	return syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, was, relative(&t, until), NULL, 0) < 0 ? errno : 0;
+}
+
+void rdsdi_futex_wake(_Atomic uint32_t *word)
+{
+	syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
+}
+
 static void next_turn(struct rdsdi_sleep *w)
 {
 	atomic_fetch_add(&w->turn, 1);
 	if (atomic_load(&w->followers))
-		syscall(SYS_futex, &w->turn, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
+		rdsdi_futex_wake(&w->turn);
 }
 
 void rdsdi_notify(rdsd_socket *s)
@@ -251,16 +270,14 @@ static int lead(struct rdsdi_op *op, uint32_t turn, int64_t until, int64_t *resu
 static int follow(struct rdsdi_op *op, uint32_t turn, int64_t until, int64_t *result)
 {
 	struct rdsdi_sleep *w = &op->s->sleep;
-	struct timespec t;
 	const struct rdsdi_op declared = *op;
 	int err = 0;
 
 	atomic_fetch_add(&w->followers, 1);
 	set_following(w, true, declared.bits);
 	*result = op->step(op);
-	if (*result == BLOCKED && !missing(op, &declared) &&
-	    syscall(SYS_futex, &w->turn, FUTEX_WAIT_PRIVATE, turn, relative(&t, until), NULL, 0) < 0)
-		err = errno;
+	if (*result == BLOCKED && !missing(op, &declared))
+		err = rdsdi_futex_wait(&w->turn, turn, until);
 	set_following(w, false, declared.bits);
 	atomic_fetch_sub(&w->followers, 1);
 	return err;

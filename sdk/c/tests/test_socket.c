@@ -1811,11 +1811,14 @@ static void on_signal(int n) { (void)n; }
 
 static void interrupted(void)
 {
-	struct sigaction sa = {.sa_handler = on_signal};
+	struct sigaction sa = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
 	struct sigevent se = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1};
-	struct itimerspec soon = {.it_value = {0, 50000000}};
+	struct itimerspec soon = {.it_value = {0, 50000000}}, often = {{0, 50000000}, {0, 50000000}}, never = {0};
+	rdsd_addr to = at(1);
 	rdsd_socket *a;
 	timer_t timer;
+	pthread_t t;
+	sigset_t set;
 
 	sigaction(SIGUSR1, &sa, NULL);
 	CHECK(!timer_create(CLOCK_MONOTONIC, &se, &timer));
@@ -1823,6 +1826,22 @@ static void interrupted(void)
 	a = bound_with(1, (rdsd_bind_options){.flags = RDSD_INTERRUPTIBLE});
 	timer_settime(timer, 0, &soon, NULL);
 	CHECK_IS(rdsd_recv(a, NULL, 0, NULL, RDSD_SEC(5)), -EINTR);
+	/* Behind another thread that sleeps for all. */
+	sigemptyset(&set);
+	sigaddset(&set, SIGUSR1);
+	pthread_sigmask(SIG_BLOCK, &set, NULL);
+	CHECK(!pthread_create(&t, NULL, wait_recv, a));
+	pthread_sigmask(SIG_UNBLOCK, &set, NULL);
+	while (!atomic_load(&a->sleep.leader))
+		nap(1);
+	timer_settime(timer, 0, &often, NULL);
+	CHECK_IS(rdsd_recv(a, NULL, 0, NULL, RDSD_FOREVER), -EINTR);
+	/* Before a request has a port: as if another thread were binding one. */
+	a->requests.binding = true;
+	CHECK_IS(rdsd_request(a, &to, "x", 1, NULL, 0, RDSD_FOREVER), -EINTR);
+	timer_settime(timer, 0, &never, NULL);
+	rdsd_shutdown(a);
+	pthread_join(t, NULL);
 	rdsd_close(a);
 	a = bound(1); /* without the flag it waits on */
 	timer_settime(timer, 0, &soon, NULL);
