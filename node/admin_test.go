@@ -196,7 +196,7 @@ func TestAdminCloseSocket(t *testing.T) {
 	if _, err := admin.CloseSocket(testContext(t), r); err != nil {
 		t.Fatal(err)
 	}
-	if c := want(a, asClosing); errno(c.GetErrno()) != syscall.EBADF || !strings.Contains(c.GetMessage(), "administrator") {
+	if c := want(a, asClosing); errno(c.GetErrno()) != syscall.ECONNRESET || !strings.Contains(c.GetMessage(), "administrator") {
 		t.Errorf("closing %v", c)
 	}
 	if _, err := a.stream.Recv(); err == nil {

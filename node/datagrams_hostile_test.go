@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"strings"
 	"syscall"
@@ -17,6 +18,7 @@ import (
 	"github.com/rdsd/rdsd/node/client"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rds"
+	"github.com/rdsd/rdsd/rdserr"
 )
 
 // startOne runs one real node and keeps hold of it.
@@ -123,6 +125,13 @@ func TestClientThatNeverReads(t *testing.T) {
 		_, err := openSocket(t, cfg, bindTo(local, 4400))
 		return err == nil
 	})
+	// Closing was not waited for. The status alone must not look like a lost connection.
+	for err = nil; err == nil; {
+		_, err = st.Recv()
+	}
+	if err = rdsdv1.ErrorFromStatus(err); !errors.Is(err, rdserr.ErrClosed) || !strings.Contains(err.Error(), "administrator") {
+		t.Errorf("the status says %v", err)
+	}
 	cancel()
 	<-blocked
 }

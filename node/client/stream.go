@@ -74,7 +74,13 @@ func (f *Front) ServeStream(first Stream, id config.Identity, bound Stream) erro
 	if err := first.RecvMsg(in); err != nil {
 		return streamEnd(err)
 	}
-	return f.serveSocket(first, id, bound, in)
+	err := f.serveSocket(first, id, bound, in)
+	if errors.Is(err, rdserr.ErrReset) {
+		// What Closing has said. To a client that did not take that in time, the status of a
+		// reset would be a lost connection, which it makes anew.
+		err = rdserr.With(rdserr.ErrClosed, "%v", err)
+	}
+	return err
 }
 
 // stream carries a socket's messages: a stream of gRPC, or a connection to the control

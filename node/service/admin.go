@@ -204,7 +204,8 @@ func (a *adminServer) CloseSocket(ctx context.Context, r *rdsdv1.CloseSocketRequ
 	e, _ := h.Lock()
 	s := e.Socket(local.Port())
 	h.Unlock()
-	if s == nil || !client.End(s, rdserr.With(rdserr.ErrClosed, "closed by an administrator (uid %d)", identityFrom(ctx).UID)) {
+	// Not ErrClosed, which clients take for their own Close: they would drop what is unread, and the words.
+	if s == nil || !client.End(s, rdserr.With(rdserr.ErrReset, "closed by an administrator (uid %d)", identityFrom(ctx).UID)) {
 		return nil, rdserr.With(rdserr.ErrNotFound, "no application's socket is bound to %v", local)
 	}
 	return &rdsdv1.CloseSocketResponse{}, nil

@@ -204,7 +204,8 @@ func (a *Admin) CancelSent(ctx context.Context, local, destination netip.AddrPor
 }
 
 // CloseSocket closes the socket that an application has bound to local: what it had
-// queued is cancelled, its calls fail, and it does not bind itself again.
+// queued is cancelled, its calls fail with ErrReset once what had arrived was received, and
+// it does not bind itself again.
 // ErrNotFound: nobody has bound local.
 func (a *Admin) CloseSocket(ctx context.Context, local netip.AddrPort) error {
 	req := &rdsdv1.CloseSocketRequest{}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -256,21 +257,33 @@ func daemonStopped(t *testing.T, bind binder) {
 	}
 }
 
-// A socket that an administrator closes stays closed, and says why.
+// A socket that an administrator closes stays closed, hands out what it has, and says why.
 func TestClosedByAdministrator(t *testing.T) { overBoth(t, closedByAdministrator) }
 
 func closedByAdministrator(t *testing.T, bind binder) {
 	a := rdsdtest.Start(t, rdsdtest.AddrA, rdsdtest.FreePort(t, rdsdtest.AddrA))
-	s := bind(a, 4830)
-	ctx := within(t, 20*time.Second)
+	s, from := bind(a, 4830), bind(a, 4831)
+	ctx := within(t, time.Minute)
+	if err := from.Send(ctx, s.LocalAddr(), []byte("unread")); err != nil {
+		t.Fatal(err)
+	}
+	for there := false; !there; {
+		var err error
+		if _, there, err = s.PeekSize(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if err := a.Dial().Admin().CloseSocket(ctx, s.LocalAddr()); err != nil {
 		t.Fatal(err)
 	}
-	_, err := s.Recv(ctx)
-	if err == nil || errors.Is(err, rdserr.ErrTimeout) || errors.Is(err, rdserr.ErrShutdown) {
+	for s.Flush(ctx) == nil { // until it has heard
+	}
+	if d, err := s.Recv(ctx); err != nil || string(d.Payload) != "unread" {
+		t.Errorf("what was delivered before: %v, %v", d, err)
+	}
+	if _, err := s.Recv(ctx); !errors.Is(err, rdserr.ErrReset) || !strings.Contains(err.Error(), "closed by an administrator") {
 		t.Errorf("receive on a closed socket: %v", err)
 	}
-	t.Log(err)
 }
 
 // Close gives the port back at once, again and again.

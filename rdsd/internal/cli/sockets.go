@@ -59,9 +59,9 @@ func (a *app) closeSocketCmd() *cobra.Command {
 	return &cobra.Command{
 		Use:   "close ADDR:PORT",
 		Short: "close an application's socket",
-		Long: `Close the socket bound to ADDR:PORT: its application gets an error, what it had
-queued is cancelled. Needs root, the daemon's user or a configured
-administrator.`,
+		Long: `Close the socket bound to ADDR:PORT: its application still receives what
+has arrived, then gets ECONNRESET; what it had queued is cancelled. Needs root,
+the daemon's user or a configured administrator.`,
 		ValidArgsFunction: a.completeFirst(listSocketWords),
 		Args:              needArgs("ADDR:PORT", "a bound address, as rdsd sockets shows it"),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -294,13 +294,18 @@ async def cancelled_early(daemon: Daemon, close: Callable[[], Awaitable[None]]) 
 
 async def test_closed_by_an_administrator(front: Front, daemons: Pair) -> None:
     client = front.client(daemons[0].target)
-    sock = await front.do(client.bind, (daemons[0].address, 0))
-    recv = asyncio.create_task(front.do(sock.recv))
-    await front.do(client.admin.close_socket, sock.local_address)
-    with pytest.raises(rdsd.RdsError) as caught:
-        await asyncio.wait_for(recv, 10)
-    assert not isinstance(caught.value, rdsd.TimedOut)
-    assert sock.closed
+    sock, waiting = await bind(front, daemons[0]), await bind(front, daemons[0])
+    recv = asyncio.create_task(front.do(waiting.recv))
+    await front.do(waiting.send, sock.local_address, b"unread", timeout=20)
+    await until_async(lambda: front.do(sock.peek_size), lambda size: size is not None)
+    for of in (sock, waiting):
+        await front.do(client.admin.close_socket, of.local_address)
+        await until(lambda of=of: of.closed)
+    got = iter(sock) if front.name == "sync" else aiter(sock)
+    assert (await front.next(got)).payload == b"unread"
+    for told in (front.next(got), recv):
+        with pytest.raises(rdsd.ConnectionReset, match="closed by an administrator"):
+            await asyncio.wait_for(told, 20)
 
 
 async def test_exact_errno_of_an_admin_call(front: Front, daemons: Pair) -> None:

@@ -177,7 +177,8 @@ class Admin(Service):
         timeout: Timeout = None,
     ) -> None:
         """Closes the socket that an application has bound to local: what it had queued is
-        cancelled, its calls fail, and it does not bind itself again."""
+        cancelled, its calls raise ConnectionReset once what had arrived was received, and it
+        does not bind itself again."""
         self._do(calls.close_socket(local), timeout)
 
     def watch_congestion(
