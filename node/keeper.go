@@ -137,34 +137,46 @@ func (n *Node) keep(stop <-chan struct{}) {
 	defer f.Close()
 	k := &keeper{node: n, page: int64(os.Getpagesize()), own: n.deps.Memory.Account(quota.Holder{}), file: f, goUse: readGoUse}
 	defer k.own.Close()
+	keepLooking(stop, n.deps.Memory.Wanted(), n.deps.Memory.Limit(), k.look, n.clients.Lacks, func(now time.Time) {
+		if whole.Load() {
+			k.quiet.look(now, n.trim)
+			datagram.Crowd(runtime.NumGoroutine())
+		}
+		n.services.Sweep(now)
+		if n.hosts != nil {
+			n.hosts.Sweep(now, n.deps.Config.RDS.HeartbeatTimeout.Duration)
+		}
+	})
+	k.own.Give(quota.Regions, k.regions)
+}
+
+// keepLooking looks and sweeps at times of its own, and looks besides when it is wanted, until stop is
+// closed. Who wants a look brings its own times forward and never puts them off: rings that move
+// data want one all the time.
+func keepLooking(stop, wanted <-chan struct{}, limit int64, look func() (resident int64), lacks func() bool, sweep func(now time.Time)) {
 	t := time.NewTimer(keepEvery)
 	defer t.Stop()
+	due := time.Now().Add(keepEvery) // when t fires
 	last := int64(math.MaxInt64)
 	for {
 		select {
 		case <-stop:
-			k.own.Give(quota.Regions, k.regions)
 			return
-		case <-n.deps.Memory.Wanted():
+		case <-wanted:
 			time.Sleep(grantEvery)
-			k.look()
-			if n.clients.Lacks() { // it was fed a moment ago, or could not be
+			look()
+			if lacks() && time.Until(due) > client.FeedEvery { // it was fed a moment ago, or could not be
+				due = time.Now().Add(client.FeedEvery)
 				t.Reset(client.FeedEvery)
 			}
 			continue
 		case <-t.C:
 		}
-		resident := k.look()
-		wait := nextLook(resident, last, n.deps.Memory.Limit(), n.clients.Lacks())
+		resident := look()
+		wait := nextLook(resident, last, limit, lacks())
 		last = resident
-		if whole.Load() {
-			k.quiet.look(time.Now(), n.trim)
-			datagram.Crowd(runtime.NumGoroutine())
-		}
-		n.services.Sweep(time.Now())
-		if n.hosts != nil {
-			n.hosts.Sweep(time.Now(), n.deps.Config.RDS.HeartbeatTimeout.Duration)
-		}
+		sweep(time.Now())
+		due = time.Now().Add(wait)
 		t.Reset(wait)
 	}
 }

@@ -5,9 +5,13 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/client"
 )
 
 // kept is a keeper of a node that does not run, with figures of the process made up.
@@ -135,4 +139,55 @@ func TestKeeperSetsTheCollectorsLimit(t *testing.T) {
 			t.Errorf("%s: the limit is %d and noted as %d, want %d", c.what, got, k.goLimit, set)
 		}
 	}
+}
+
+// TestKeeperIsBroughtForward: who lacks a page just after another was fed waits for a few FeedEvery and
+// not for the keeper's own time; and looks that are wanted all the time do not put that time off.
+func TestKeeperIsBroughtForward(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		stop, wanted, ended := make(chan struct{}), make(chan struct{}, 1), make(chan struct{})
+		var lacks, always atomic.Bool
+		var swept atomic.Int64
+		var fed time.Time
+		since := func() time.Duration { return time.Since(time.Unix(0, swept.Load())) }
+		look := func() int64 {
+			if now := time.Now(); lacks.Load() && now.Sub(fed) >= client.FeedEvery {
+				lacks.Store(always.Load())
+				fed = now
+			}
+			return 0
+		}
+		go func() {
+			defer close(ended)
+			keepLooking(stop, wanted, 1<<30, look, lacks.Load, func(now time.Time) { swept.Store(now.UnixNano()) })
+		}()
+		pass := func(d time.Duration) { time.Sleep(d); synctest.Wait() }
+		want := func() {
+			select {
+			case wanted <- struct{}{}:
+			default:
+			}
+		}
+		pass(3 * keepIdle)
+		for range 2 {
+			lacks.Store(true)
+			want()
+			pass(grantEvery)
+		}
+		if pass(3 * client.FeedEvery); lacks.Load() {
+			t.Errorf("who lacked a page is not fed for %v", 3*client.FeedEvery)
+		}
+		pass(3 * keepIdle)
+		lacks.Store(true)
+		always.Store(true)
+		for begun := time.Now(); time.Since(begun) < 10*keepIdle; pass(time.Millisecond) {
+			want()
+			if since() > 2*keepIdle {
+				t.Errorf("nothing was swept for %v", since())
+				break
+			}
+		}
+		close(stop)
+		<-ended
+	})
 }
