@@ -112,3 +112,14 @@ func (c *Conn) Write(p []byte) (n int, err error) {
 	}
 	return n, err
 }
+
+// Left reports whether the client has closed its end, or at least the way from it to here,
+// whatever of what it sent before is unread.
+func (c *Conn) Left() (left bool) {
+	_ = c.raw.Control(func(fd uintptr) { // of a closed one nothing is known
+		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+		n, err := unix.Poll(p, 0)
+		left = n == 1 && err == nil
+	})
+	return left
+}

@@ -108,6 +108,29 @@ func TestWrap(t *testing.T) {
 	}
 }
 
+// TestLeft: that the client has closed its end is known while something of it is unread, and
+// of one that is only silent, or has sent something, it is not said.
+func TestLeft(t *testing.T) {
+	for what, close := range map[string]func(*net.UnixConn) error{"closed": (*net.UnixConn).Close, "written to no more": (*net.UnixConn).CloseWrite} {
+		ours, client := pair(t, nil)
+		c := ours.(*Conn)
+		if c.Left() {
+			t.Errorf("%s: a silent client has left", what)
+		}
+		client.Write([]byte("x"))
+		if c.Left() {
+			t.Errorf("%s: a client has left that has sent something", what)
+		}
+		if close(client); !c.Left() {
+			t.Errorf("%s: the client has not left", what)
+		}
+		c.Close()
+		if c.Left() {
+			t.Errorf("%s: a closed connection knows of its client", what)
+		}
+	}
+}
+
 // TestConnCostly: a client with two hundred thousand watchers is found out by what is
 // read from it and by what is written to it, and served no more.
 func TestConnCostly(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/internal/toll"
 	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdserr"
@@ -182,8 +183,8 @@ func (c *callConn) give() {
 	}
 }
 
-// await waits until take has what it wants. Nothing is read meanwhile. mu is
-// held, and let go while it waits.
+// await waits until take has what it wants, or its client has gone: what that has
+// sent is served no more. Nothing is read meanwhile. mu is held, and let go while it waits.
 func (c *callConn) await(err error) error {
 	c.waits = true
 	defer func() { c.waits = false }()
@@ -196,7 +197,7 @@ func (c *callConn) await(err error) error {
 		}
 		c.mu.Lock()
 		switch {
-		case c.streams == nil || c.ended:
+		case c.streams == nil || c.ended || c.left():
 			return net.ErrClosed
 		case time.Since(begun) > callPatience:
 			return err
@@ -205,6 +206,19 @@ func (c *callConn) await(err error) error {
 			return nil
 		}
 	}
+}
+
+// left reports whether the client has closed its end, which a read would tell only behind
+// what it has sent. mu is held.
+func (c *callConn) left() bool {
+	t, ok := c.Conn.(*toll.Conn)
+	if !ok || !t.Left() {
+		return false
+	}
+	if c.failed == nil {
+		c.failed = io.EOF
+	}
+	return true
 }
 
 // begin looks at the header of a frame of the client. mu is held, as in all

@@ -6,13 +6,17 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"os"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/rdsd/rdsd/internal/await"
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/internal/toll"
 	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/client/clienttest"
 	"github.com/rdsd/rdsd/node/config"
@@ -269,6 +273,60 @@ func TestCallAwaitsRoom(t *testing.T) {
 	if len(table.conns) != 0 || memory.Used() != 0 || len(memory.Holders()) != 0 {
 		t.Errorf("%d connections, %d bytes and %v are left", len(table.conns), memory.Used(), memory.Holders())
 	}
+}
+
+// TestWhoWaitsAndLeaves: the connection of a client that goes while a read waits for memory ends then, and
+// not when it has waited long enough or there is some: nothing of it is served, and what it held is free.
+func TestWhoWaitsAndLeaves(t *testing.T) {
+	var log strings.Builder
+	memory := quota.New(64<<20, nil)
+	table := &callTable{log: slog.New(slog.NewTextHandler(&log, nil)), count: &base.Counters{}, conns: map[*callConn]struct{}{}}
+	client, ours := socketPair(t)
+	account := memory.Account(quota.User(1))
+	c := table.wrap(toll.Wrap(ours, nil), config.Identity{UID: 1}, account, func() { account.Close() })
+	read := make(chan error)
+	reads := func() { _, err := c.Read(make([]byte, 64<<10)); read <- err }
+	client.Write(append(make([]byte, prefaceSize), h2frame(frameHeaders, 1, []byte("x"))...))
+	go reads() // ends with what was sent
+	if err := <-read; err != nil {
+		t.Fatal(err)
+	}
+	other := memory.Account(quota.Holder{})
+	defer other.Close()
+	fill := memory.Limit() - memory.Used()
+	other.Grow(quota.Peers, fill)
+	client.Write(h2frame(frameData, 1, grpcMessage(100, 105)))
+	go reads() // ends with the client
+	await.Until(t, 30*time.Second, "it waits", func() bool { c.mu.Lock(); defer c.mu.Unlock(); return c.waits })
+	client.Close()
+	if err := <-read; !errors.Is(err, net.ErrClosed) {
+		t.Errorf("it has waited until %v", err)
+	}
+	c.Close()
+	table.parting.Wait()
+	if n := memory.Used() - fill; n != 0 || log.Len() > 0 {
+		t.Errorf("%d bytes are held for a client that has left, and the log says %q", n, log.String())
+	}
+}
+
+// socketPair is two ends of a connection.
+func socketPair(t *testing.T) (a, b net.Conn) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	end := func(fd int) net.Conn {
+		f := os.NewFile(uintptr(fd), "pair")
+		defer f.Close()
+		c, err := net.FileConn(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	return end(fds[0]), end(fds[1])
 }
 
 // TestHoldersAreFew: who holds most is named, however little that is, and not more
