@@ -408,11 +408,15 @@ func (t *callTable) evict(now time.Time, who *callConn, why error) {
 	for c := range t.conns {
 		c.mu.Lock()
 		e := evictable{c, c.taken, c.last, c.waits}
+		// Who waits may have nothing but its streams. Less than who waits takes is of use to nobody.
+		if n := c.taken + c.opened; c.waits && n >= callGrain {
+			e.holds = n
+		}
 		no := c.ended || c.half == 0 && !c.waits
 		c.mu.Unlock()
 		if !no && (full || c.id.UID == who.id.UID || !c.account.Little()) {
 			fit = append(fit, e)
-			held[c.id.UID] += e.taken
+			held[c.id.UID] += e.holds
 		}
 	}
 	uid := who.id.UID
@@ -429,7 +433,7 @@ func (t *callTable) evict(now time.Time, who *callConn, why error) {
 		case e.c.id.UID != uid:
 		case !e.waits && now.Sub(e.last) >= callIdle && (idle == nil || e.last.Before(idle.last)):
 			idle = e
-		case e.taken > 0 && (large == nil || e.taken > large.taken):
+		case e.holds > 0 && (large == nil || e.holds > large.holds):
 			large = e
 		}
 	}
@@ -450,7 +454,7 @@ func (t *callTable) evict(now time.Time, who *callConn, why error) {
 // evictable is a connection as evict saw it.
 type evictable struct {
 	c     *callConn
-	taken int64
+	holds int64
 	last  time.Time
 	waits bool
 }

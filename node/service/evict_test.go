@@ -40,7 +40,8 @@ func TestEvict(t *testing.T) {
 		silent time.Duration
 		half   int
 		waits  bool
-		taken  int64
+		taken  int64 // in grains
+		opened int64 // in streams
 		ended  bool
 		uid    uint32
 	}
@@ -68,6 +69,13 @@ func TestEvict(t *testing.T) {
 		{"not silent for long enough", map[string]who{"a": {silent: callIdle - 1, half: 1, taken: 1}, "b": {half: 1, taken: 2}}, time.Hour, "b"},
 		{"who waits is not silent", map[string]who{"a": {silent: time.Hour, half: 1, waits: true, taken: 1}, "b": {waits: true, taken: 3}, "c": {half: 1, taken: 2}}, time.Hour, "b"},
 		{"who holds nothing", map[string]who{"a": {half: 1}}, time.Hour, ""},
+		{"who holds streams alone", map[string]who{"a": {waits: true, opened: 100}, "b": {waits: true, opened: 99}}, time.Hour, "a"},
+		{"streams and calls", map[string]who{"a": {waits: true, opened: 5, taken: 1}, "b": {waits: true, opened: 6}}, time.Hour, "a"},
+		{"too few streams to be of use", map[string]who{"a": {waits: true, opened: 1}}, time.Hour, ""},
+		{"nor do they count for their user", map[string]who{"a": {waits: true, opened: 1, uid: 1}, "b": {waits: true, opened: 1, uid: 1}, "c": {waits: true, opened: 1, uid: 1}, "d": {half: 1, taken: 1}}, time.Hour, "d"},
+		{"nor streams of who does not wait", map[string]who{"a": {half: 1, taken: 1, opened: 100}, "b": {half: 1, taken: 2}}, time.Hour, "b"},
+		{"between messages with streams", map[string]who{"a": {silent: time.Hour, opened: 100}}, time.Hour, ""},
+		{"of the user who holds most, streams with calls", map[string]who{"a": {half: 1, taken: 9}, "b": {waits: true, opened: 20, uid: 1}}, time.Hour, "b"},
 		{"who was ended before", map[string]who{"a": {silent: time.Hour, half: 1, ended: true}, "b": {waits: true, taken: 3, ended: true}, "c": {waits: true, taken: 2}}, time.Hour, "c"},
 		{"too soon", map[string]who{"a": {silent: time.Hour, half: 1}}, callIdle/10 - 1, ""},
 		{"late enough", map[string]who{"a": {silent: time.Hour, half: 1}}, callIdle / 10, "a"},
@@ -87,7 +95,7 @@ func TestEvict(t *testing.T) {
 		asks := &callConn{}
 		for name, w := range x.conns {
 			conns[name] = &closedConn{}
-			c := &callConn{Conn: conns[name], table: table, last: now.Add(-w.silent), half: w.half, waits: w.waits, taken: w.taken, ended: w.ended, id: config.Identity{UID: w.uid}, account: accounts[w.uid]}
+			c := &callConn{Conn: conns[name], table: table, last: now.Add(-w.silent), half: w.half, waits: w.waits, taken: w.taken * callGrain, opened: w.opened * streamBytes, ended: w.ended, id: config.Identity{UID: w.uid}, account: accounts[w.uid]}
 			table.conns[c] = struct{}{}
 			if name == "asks" {
 				asks = c
