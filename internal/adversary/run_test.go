@@ -92,7 +92,7 @@ func (r *run) begin() {
 	t := r.t
 	r.counts, r.begun = map[string]int{}, monotonic()
 	a, b := r.daemons[0], r.daemons[1]
-	victims := victimsOrder{SocketA: a.socket, SocketB: b.socket, A: a.addr, B: b.addr, URI: r.uri}
+	victims := victimsOrder{SocketA: a.socket, SocketB: b.socket, A: a.addr, B: b.addr, Pages: [2]string{a.http, b.http}, URI: r.uri}
 	r.rehearse(victims)
 	var err error
 	r.victims, err = r.role("victims", victimUID, victims)

@@ -4,7 +4,11 @@ import (
 	"cmp"
 	"fmt"
 	"os"
+	"regexp"
 	"slices"
+	"strconv"
+	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -65,9 +69,66 @@ func blamed(s span, p *phase) (b blame, machine time.Duration) {
 	return thedaemons, machine
 }
 
+const (
+	witnessed = time.Second // between two looks of witness
+	flowStood = time.Second // from here on a flow stands
+)
+
+// witness asks both daemons, while the probe or a flow stands, for what a datagram may be waiting: what
+// the reactors are at says nothing of one that lies in a queue.
+func (v *victims) witness() {
+	for v.ctx.Err() == nil {
+		time.Sleep(stallLimit / 4)
+		now := monotonic()
+		probe, gaps, stands := time.Duration(now-v.probed.Load()), "", false
+		for _, f := range v.flows {
+			gap := time.Duration(now - f.at.Load())
+			gaps += fmt.Sprintf(" %v", gap.Round(time.Millisecond))
+			stands = stands || gap > flowStood
+		}
+		if probe <= stallLimit && !stands {
+			continue
+		}
+		var said [2]string
+		var wg sync.WaitGroup
+		for i, at := range v.Pages {
+			wg.Go(func() { said[i] = credits(at) })
+		}
+		wg.Wait()
+		text := fmt.Sprintf("the probe had waited for %v, the readers of flows for%s; daemon a %s, daemon b %s; told in %v",
+			probe.Round(time.Millisecond), gaps, said[0], said[1], time.Duration(monotonic()-now).Round(time.Millisecond))
+		v.mu.Lock()
+		v.now.Stood = append(v.now.Stood, look{now, text})
+		v.mu.Unlock()
+		time.Sleep(witnessed)
+	}
+}
+
+// credits is what a daemon's metrics say of credits and of memory.
+func credits(at string) string {
+	b, err := page(at, "/metrics", 2*time.Second)
+	if err != nil {
+		return err.Error()
+	}
+	values := map[string]string{}
+	for line := range strings.Lines(string(b)) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		values[name] = value
+	}
+	mib := func(name string) float64 {
+		n, _ := strconv.ParseFloat(values[name+`{budget="memory"}`], 64)
+		return n / (1 << 20)
+	}
+	return fmt.Sprintf("lacked credits %s times, withheld them %s times, holds %.1f of %.0f MiB",
+		values["rdsd_credit_stall_total"], values["rdsd_credit_withheld_total"], mib("rdsd_budget_used"), mib("rdsd_budget_limit"))
+}
+
 // stalls judges the slow round trips of a phase.
 func (r *run) stalls(what string, p *phase) {
 	r.t.Helper()
+	for _, l := range p.Stood {
+		r.t.Logf("REPORT %s, at %v: %s", what, r.since(l.When), l.What)
+	}
 	for _, s := range p.Stalls {
 		if p.Relay.N == 0 { // nobody knows what the machine was at
 			break
@@ -82,8 +143,14 @@ func (r *run) stalls(what string, p *phase) {
 				at[l.What]++
 			}
 		}
-		text := fmt.Sprintf("%s: the probe's round trip from %s on took %v; controls of the same moment: relay and watch %v late, the victims' own %v, threads waited %v; the reactors were at %v",
-			what, r.since(s.From), time.Duration(s.Late), time.Duration(overlap(p.Late, s.From, s.To)), time.Duration(overlap(p.Own, s.From, s.To)), time.Duration(waited(p.Waits, s.From, s.To)), at)
+		said := ""
+		for _, l := range p.Stood {
+			if l.When >= s.From && l.When <= s.To {
+				said += fmt.Sprintf("at %v %s; ", r.since(l.When), l.What)
+			}
+		}
+		text := fmt.Sprintf("%s: the probe's round trip from %s on took %v; controls of the same moment: relay and watch %v late, the victims' own %v, threads waited %v; %sthe reactors were at %v",
+			what, r.since(s.From), time.Duration(s.Late), time.Duration(overlap(p.Late, s.From, s.To)), time.Duration(overlap(p.Own, s.From, s.To)), time.Duration(waited(p.Waits, s.From, s.To)), said, at)
 		if b == machines {
 			r.t.Logf("REPORT not judged, as the machine stood for %v: %s", machine, text)
 			r.unjudged++
@@ -126,6 +193,8 @@ func TestStallIsSeen(t *testing.T) {
 	}
 	r := &run{t: t, world: newWorld(t)}
 	r.begin()
+	var told []string // by both daemons
+	figures := regexp.MustCompile(fmt.Sprintf(`lacked credits \d+ times, withheld them \d+ times, holds \d+\.\d of %d MiB`, memoryBytes>>20))
 	blames := func(pid int) (n [3]int) {
 		var p phase
 		must(t, r.victims.ask("phase", &p.victimsReport))
@@ -138,6 +207,11 @@ func TestStallIsSeen(t *testing.T) {
 		p = phase{}
 		must(t, r.victims.ask("phase", &p.victimsReport))
 		must(t, r.canary.ask("phase", &p.canaryReport))
+		for _, l := range p.Stood {
+			if len(figures.FindAllString(l.What, -1)) == 2 {
+				told = append(told, l.What)
+			}
+		}
 		for _, s := range p.Stalls {
 			b, machine := blamed(s, &p)
 			n[b]++
@@ -147,11 +221,12 @@ func TestStallIsSeen(t *testing.T) {
 	}
 	for try := 1; ; try++ { // a machine that stands at the same moment hides it
 		n := blames(r.daemons[1].pid())
-		if n[thedaemons] > 0 {
+		if n[thedaemons] > 0 && len(told) > 0 {
+			t.Logf("%s", told)
 			break
 		}
-		if n[machines]+n[nobodys] == 0 || try == 10 {
-			t.Fatalf("daemon b stood for %v, and %v were blamed", 4*stallLimit, n)
+		if n == [3]int{} || try == 10 {
+			t.Fatalf("daemon b stood for %v, and %v were blamed; told was %q", 4*stallLimit, n, told)
 		}
 	}
 	if n := blames(r.victims.cmd.Process.Pid); n[thedaemons] > 0 {

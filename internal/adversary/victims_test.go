@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -26,7 +27,8 @@ import (
 type victimsOrder struct {
 	SocketA, SocketB string
 	A, B             netip.Addr
-	URI              string // of a mapping
+	Pages            [2]string // of the daemons
+	URI              string    // of a mapping
 }
 
 // victimsReport is what happened in a phase.
@@ -34,6 +36,7 @@ type victimsReport struct {
 	Rows   map[string]row
 	Stalls []span // round trips of the probe that took longer than stallFrom
 	Own    []span // the victims' process itself was late, see control
+	Stood  []look // what the daemons said meanwhile, see witness
 	Errors []string
 	Ports  []netip.AddrPort // sockets that anybody may send to
 	Done   map[string]int   // what was done since the beginning
@@ -59,6 +62,8 @@ type victims struct {
 	flows []*flow
 
 	looked int64 // guarded by mu; when control last told something
+
+	probed atomic.Int64 // when the probe's round trip under way began
 }
 
 func victimsMain(in *bufio.Scanner) error {
@@ -157,6 +162,7 @@ func (v *victims) begin() error {
 		}
 	}
 	v.wg.Go(func() { v.newcomers(ringsA, streamB) })
+	v.wg.Go(v.witness)
 	return v.volume()
 }
 
@@ -230,6 +236,9 @@ func (v *victims) pingPong(name string, pace time.Duration, at, back *rdsd.Clien
 	v.wg.Go(func() {
 		for n := uint64(0); v.ctx.Err() == nil; n++ {
 			begun := monotonic()
+			if name == "probe" {
+				v.probed.Store(begun)
+			}
 			ctx, cancel := context.WithTimeout(v.life, patience)
 			err := a.Send(ctx, b.LocalAddr(), sign(0, n, 64))
 			for err == nil {
@@ -258,6 +267,7 @@ func (v *victims) pingPong(name string, pace time.Duration, at, back *rdsd.Clien
 type flow struct {
 	id  uint32
 	src *rdsd.Socket
+	at  atomic.Int64 // when the last one came
 
 	mu       sync.Mutex
 	accepted uint64                      // guarded by mu; numbers below it were accepted
@@ -278,6 +288,7 @@ func (v *victims) flow(id uint32, from, to *rdsd.Client, at [2]netip.Addr) error
 		return err
 	}
 	f := &flow{id: id, src: src, outcomes: map[rdsd.OutcomeKind]uint64{}, tags: map[uint64]bool{}, early: map[uint64]bool{}}
+	f.at.Store(monotonic())
 	v.flows = append(v.flows, f)
 	v.now.Ports = append(v.now.Ports, dst.LocalAddr())
 	go f.read(v, dst)
@@ -326,6 +337,7 @@ func (f *flow) read(v *victims, s *rdsd.Socket) {
 		if d.Addr != f.src.LocalAddr() {
 			continue
 		}
+		f.at.Store(monotonic())
 		id, n, err := unsign(d.Payload)
 		f.mu.Lock()
 		if err != nil || id != f.id || n != f.received {

@@ -372,8 +372,12 @@ func (d *daemon) goroutines() (string, error) {
 }
 
 func (d *daemon) page(path string, limit time.Duration) ([]byte, error) {
+	return page(d.http, path, limit)
+}
+
+func page(at, path string, limit time.Duration) ([]byte, error) {
 	c := http.Client{Timeout: limit, Transport: &http.Transport{DisableKeepAlives: true}}
-	resp, err := c.Get("http://" + d.http + path)
+	resp, err := c.Get("http://" + at + path)
 	if err != nil {
 		return nil, err
 	}
