@@ -213,6 +213,80 @@ func TestRightsEndOne(t *testing.T) {
 	}
 }
 
+// turnstile accepts one connection for each value in let.
+type turnstile struct {
+	net.Listener
+	let chan struct{}
+}
+
+func (l turnstile) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err == nil {
+		<-l.let
+	}
+	return c, err
+}
+
+// TestRightsOfTheRefused: a connection that is not let in, or waits for it, and has passed a descriptor
+// whose last close takes as long as its client likes, holds up neither who asks the server something nor,
+// longer than they wait, those who stop it. As long as it is closed, no further ones are taken for that.
+func TestRightsOfTheRefused(t *testing.T) {
+	s, err := NewServer(Options{MaxConns: 1, Reactor: testReactor})
+	if err == nil {
+		err = s.Add(Export{Device: memory(t, 1<<20)})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	let, served := make(chan struct{}, 1), make(chan error, 1)
+	go func() { served <- s.Serve(turnstile{l, let}) }()
+	within := func(what string, f func()) {
+		t.Helper()
+		done := make(chan struct{})
+		go func() { f(); close(done) }()
+		select {
+		case <-done:
+		case <-time.After(30 * time.Second):
+			t.Errorf("%s waits for a descriptor of a client's", what)
+		}
+	}
+
+	let <- struct{}{}
+	enter(t, l.Addr().String(), "", false)
+	refused := dialClient(t, l.Addr().String()).pass([]byte{1})
+	let <- struct{}{}
+	for n := 0; s.count.refused.Load() == 0 && n < 3000; n++ {
+		time.Sleep(10 * time.Millisecond)
+	}
+	within("who asks for counters", func() {
+		if st := s.Stats(); st.Open != 1 || st.Refused != 1 {
+			t.Errorf("%+v", st)
+		}
+	})
+	waits := dialClient(t, l.Addr().String()).pass([]byte{1})
+	close(let)
+	within("who stops the server", func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+		defer cancel()
+		s.Shutdown(ctx)
+	})
+	within("who asks a stopped server", func() { s.Stats() })
+	refused.Close()
+	waits.Close()
+	within("who stops it at last", func() {
+		if err := s.Shutdown(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+}
+
 // onThreadOf runs f on the thread of a reactor.
 func onThreadOf(r *reactor.Reactor, f func()) {
 	done := make(chan struct{})

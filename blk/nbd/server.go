@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"net"
 	"slices"
 	"strings"
@@ -161,22 +162,43 @@ func (s *Server) Remove(ctx context.Context, name string) error {
 }
 
 // Shutdown closes the listeners and ends all connections in order: requests in flight are
-// answered, later ones are refused. It returns when the last connection is closed, or with
-// ctx.
+// answered, later ones are refused. It returns when the last connection and the listeners are
+// closed, or with ctx.
 func (s *Server) Shutdown(ctx context.Context) error {
-	s.admitNobody()
-	return s.end(ctx, (*conn).stop, func(*session) bool { return true })
+	return s.endAll(ctx, (*conn).stop)
 }
 
-// admitNobody closes the listeners: no connection is taken from now on.
-func (s *Server) admitNobody() {
+// endAll takes no connection from now on, and stops those there are.
+func (s *Server) endAll(ctx context.Context, stop func(*conn)) error {
+	closed := s.admitNobody()
+	if err := s.end(ctx, stop, func(*session) bool { return true }); err != nil {
+		return err
+	}
+	select {
+	case <-closed:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// admitNobody closes the listeners: no connection is taken from now on. With a listener go the
+// connections that wait there, and what their clients have passed. closed is closed afterwards.
+func (s *Server) admitNobody() (closed chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.stopping = true
 	s.stop()
-	for l := range s.listeners {
-		l.Close()
-	}
+	list := slices.Collect(maps.Keys(s.listeners))
+	closed = make(chan struct{})
+	go func() { // ends with the listeners
+		defer close(closed)
+		defer s.opts.Guard.Recover(guard.Volume, nil)
+		for _, l := range list {
+			l.Close()
+		}
+	}()
+	return closed
 }
 
 // Leave is Shutdown of a server that another one follows at the same socket: clients
@@ -185,18 +207,16 @@ func (s *Server) Leave(ctx context.Context) error {
 	s.mu.Lock()
 	s.leaving = true
 	s.mu.Unlock()
-	s.admitNobody()
-	return s.end(ctx, (*conn).leave, func(*session) bool { return true })
+	return s.endAll(ctx, (*conn).leave)
 }
 
 // Close closes the listeners and all connections at once. Requests the device
 // has complete unanswered, and none is refused before: to a client that another
 // server follows for, a refusal would be an error of its disk.
 func (s *Server) Close() error {
-	s.admitNobody()
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if err := s.end(ctx, (*conn).fail, func(*session) bool { return true }); !errors.Is(err, context.Canceled) {
+	if err := s.endAll(ctx, (*conn).fail); !errors.Is(err, context.Canceled) {
 		return err
 	}
 	return nil
@@ -255,7 +275,12 @@ func (s *Server) Serve(l net.Listener) error {
 		s.mu.Unlock()
 		return l.Close()
 	}
-	l = accept.New(l, "nbd", s.opts.Log)
+	// Of those that are not let in, as many are closed at a time as there can be others: each has a
+	// thread as long as its client likes, who may have passed a descriptor.
+	var taken atomic.Int64
+	a := accept.New(l, "nbd", s.opts.Log)
+	a.Hold = func() bool { return taken.Load() >= 2*int64(s.opts.MaxConns) }
+	l = a
 	s.listeners[l] = struct{}{}
 	s.mu.Unlock()
 	defer func() {
@@ -273,12 +298,14 @@ func (s *Server) Serve(l net.Listener) error {
 			}
 			return err
 		}
-		go s.serveOne(nc) // ends with the connection
+		taken.Add(1)
+		go s.serveOne(nc, &taken) // ends with the connection
 	}
 }
 
-// serveOne is ServeConn for Serve.
-func (s *Server) serveOne(nc net.Conn) {
+// serveOne is ServeConn for Serve, and counts the connection off when it is closed.
+func (s *Server) serveOne(nc net.Conn, taken *atomic.Int64) {
+	defer taken.Add(-1)
 	defer s.opts.Guard.Recover(guard.Volume, func(error) { nc.Close() })
 	s.ServeConn(nc)
 }
@@ -347,24 +374,31 @@ func (s *Server) transmission(h *session, g *agreed, atEnd func(*conn)) error {
 	return err
 }
 
+// open lets a connection in, or closes it: without the lock, for a close takes as long as a client
+// likes that has passed a descriptor.
 func (s *Server) open(nc net.Conn) (*session, error) {
+	h, err := s.admit(nc)
+	if err != nil {
+		if !errors.Is(err, rdserr.ErrShutdown) {
+			s.count.refused.Add(1)
+			s.opts.Log.Warn("nbd: connection refused", "reason", err)
+		}
+		nc.Close()
+	}
+	return h, err
+}
+
+func (s *Server) admit(nc net.Conn) (*session, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	switch {
-	case s.stopping:
-		nc.Close()
+	if s.stopping {
 		return nil, rdserr.ErrShutdown
-	case len(s.sessions) >= s.opts.MaxConns:
-		s.count.refused.Add(1)
-		nc.Close()
-		s.opts.Log.Warn("nbd: connection refused", "reason", "too many connections", "limit", s.opts.MaxConns)
+	}
+	if len(s.sessions) >= s.opts.MaxConns {
 		return nil, rdserr.With(rdserr.ErrTooMany, "there are %d connections already", s.opts.MaxConns)
 	}
 	charge, err := s.account(nc, len(s.sessions)+1)
 	if err != nil {
-		s.count.refused.Add(1)
-		nc.Close()
-		s.opts.Log.Warn("nbd: connection refused", "reason", err)
 		return nil, err
 	}
 	h := &session{nc: nc, charge: charge, done: make(chan struct{})}

@@ -96,7 +96,9 @@ func (f *socketFront) Close(ctx context.Context, leave bool) error {
 	if leave && f.kept {
 		end = f.srv.Leave
 	}
-	err := end(ctx)
+	if err := end(ctx); err != nil {
+		return err // the listener may not be closed yet
+	}
 	f.done.Wait()
-	return err
+	return nil
 }
