@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/rtrs"
 )
 
 // TestUnmapWhileOpening: the server is not left with a volume nobody closes,
@@ -71,6 +72,11 @@ func TestUnmapBusy(t *testing.T) {
 	if !*wd || !errors.Is(waiting.Err, blk.ErrClosed) {
 		t.Errorf("what was not sent: %v, %v", *wd, waiting.Err)
 	}
+	e.Each(func(r *rtrs.Req) {
+		if !r.Abandoned {
+			t.Error("what the store has keeps its limit, though nobody waits for it")
+		}
+	})
 	if e.unmapped[v] || *atStore {
 		t.Error("unmapped while its memory is in use")
 	}

@@ -464,7 +464,8 @@ func (v *Volume) unmap(now time.Duration) {
 const giveUpEvery = 100 * time.Millisecond
 
 // giveUp takes back from the session the requests that it is not sending. A write that may still happen
-// comes back when that is over: were it to fail, the session would send nothing of any volume until then.
+// comes back when that is over, and has no limit: were it to fail, the session would send nothing of any
+// volume until then.
 func (v *Volume) giveUp(now time.Duration) {
 	if v.inflight == 0 {
 		return
@@ -475,6 +476,7 @@ func (v *Volume) giveUp(now time.Duration) {
 	v.ending = true
 	v.c.rt.Each(func(r *rtrs.Req) {
 		if p, ok := r.Ctx.(*piece); ok && p.call.v == v {
+			r.Abandoned = true
 			v.c.rt.Recall(now, r, blk.ErrClosed)
 		}
 	})

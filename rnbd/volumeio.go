@@ -221,7 +221,7 @@ func (p *piece) message(id uint32) {
 func (v *Volume) send(now time.Duration, p *piece) {
 	p.message(v.id)
 	q, r := &p.req, p.call.r
-	q.Op, q.Data, q.Err, q.Ctx, q.Flow, q.Since = rtrs.Write, nil, nil, p, v.c.flow, p.call.since
+	q.Op, q.Data, q.Err, q.Ctx, q.Flow, q.Since, q.Abandoned = rtrs.Write, nil, nil, p, v.c.flow, p.call.since, false
 	// A flush is carried by a READ without data.
 	if r.Op == blk.OpRead || r.Op == blk.OpFlush {
 		q.Op = rtrs.Read

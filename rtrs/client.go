@@ -452,7 +452,7 @@ func (c *Client) deadlines() {
 		} else {
 			n := 0
 			c.Each(func(r *Req) {
-				if !r.expired && r.at != unsent {
+				if !r.expired && !r.Abandoned && r.at != unsent {
 					c.giveUp(r, ErrNoPath)
 					n++
 				}
@@ -474,6 +474,7 @@ func (c *Client) deadlines() {
 			if r.path.state == Connected {
 				r.path.overdue = true
 			}
+		case r.Abandoned:
 		default:
 			// The path is not given up here: that would move requests while this loop walks
 			// over them.

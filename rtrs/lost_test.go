@@ -41,9 +41,9 @@ func TestPausesOfOneLength(t *testing.T) {
 }
 
 // writeInFlight is a client with two paths, and a write in flight on one of them.
-func writeInFlight(t *testing.T) (f *fakeClient, r *Req, on *ClientPath) {
+func writeInFlight(t *testing.T, cfg ClientConfig) (f *fakeClient, r *Req, on *ClientPath) {
 	t.Helper()
-	f = newFakeClient(t, ClientConfig{})
+	f = newFakeClient(t, cfg)
 	for i := byte(1); i <= 2; i++ {
 		f.connect(f.add(i), fourChunks, ours, 7)
 	}
@@ -55,7 +55,7 @@ func writeInFlight(t *testing.T) (f *fakeClient, r *Req, on *ClientPath) {
 // TestCancelOnAPathThatIsGivenUp: what was in flight there is not sent again. It ends when
 // the links are closed, as its memory may be in use until then.
 func TestCancelOnAPathThatIsGivenUp(t *testing.T) {
-	f, r, lost := writeInFlight(t)
+	f, r, lost := writeInFlight(t, ClientConfig{})
 	if f.c.Cancel(f.now, r, syscall.ENODEV) {
 		t.Fatal("cancelled in flight")
 	}
@@ -85,7 +85,7 @@ func TestCancelOnAPathThatIsGivenUp(t *testing.T) {
 // back when it cannot happen any more; others are sent before that.
 func TestRecallHoldsUpNobody(t *testing.T) {
 	again := errors.New("again")
-	f, r, lost := writeInFlight(t)
+	f, r, lost := writeInFlight(t, ClientConfig{})
 	if f.c.Recall(f.now, r, again) {
 		t.Fatal("recalled in flight")
 	}
@@ -109,5 +109,30 @@ func TestRecallHoldsUpNobody(t *testing.T) {
 	}
 	if what := f.c.broken(); what != "" {
 		t.Error(what)
+	}
+}
+
+// TestAbandonedHasNoLimit: a write that nobody waits for, at a store that stands still, ends neither its path
+// nor what others may send when its time has passed, on a path that is there or in an epoch.
+func TestAbandonedHasNoLimit(t *testing.T) {
+	for _, isLost := range []bool{false, true} {
+		f, r, on := writeInFlight(t, ClientConfig{OnLoss: Error, IOTimeout: time.Second, LossTimeout: time.Second, HeartbeatEvery: time.Minute, ConnTimeout: 5 * time.Minute})
+		r.Abandoned = true
+		paths := 2
+		if isLost {
+			paths = 1
+			on.Lost(f.now, 0, syscall.ECONNRESET)
+			on.Gone(f.now)
+			f.c.Recall(f.now, r, syscall.ENODEV)
+		}
+		f.tick(10 * time.Second)
+		f.take()
+		f.submit(Write, make([]byte, 1024))
+		if o := f.take(); len(o) != 1 || o[0].op.Kind != transport.OpWriteImm || f.c.connected != paths || len(f.done) != 0 {
+			t.Errorf("path lost %v: %d paths, %d done, %d sent", isLost, f.c.connected, len(f.done), len(o))
+		}
+		if what := f.c.broken(); what != "" {
+			t.Error(what)
+		}
 	}
 }

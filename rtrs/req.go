@@ -34,8 +34,11 @@ type Req struct {
 	// Since is when the limits of a request began that comes again after it was
 	// cancelled; 0: they begin when it is submitted.
 	Since time.Duration
-	Err   error // the outcome: nil, a syscall.Errno that the server answered, or an error of this package
-	Ctx   any   // the caller's
+	// Abandoned may be set at any time, by a caller that does not wait for the request any more: no limit
+	// ends it, nor its path for its sake. Where it may still happen, others would have to wait for that.
+	Abandoned bool
+	Err       error // the outcome: nil, a syscall.Errno that the server answered, or an error of this package
+	Ctx       any   // the caller's
 
 	// The other fields belong to its Client.
 	at        reqState

@@ -20,6 +20,7 @@ type mapping struct {
 	asked  bool      // a call has not returned, or it is being mapped again
 	asks   bool      // a call of Map is under way
 	ending bool      // one of Unmap is
+	forced bool      // one of Unmap by force was
 	depth  int
 	errors int // in a row
 	last   int // final reads to be made
@@ -142,6 +143,7 @@ func (m *mapping) open() {
 func (m *mapping) close(force bool) {
 	p, w := m.c.p, m.c.v.w
 	m.ending = true
+	m.forced = m.forced || force
 	if w.verbose != nil {
 		w.trace("%s unmaps %s, by force %v", m.c.name, m.d.name, force)
 	}
@@ -254,7 +256,7 @@ func (v *volumes) complete(o *volOp) {
 	} else {
 		m.errors = 0
 	}
-	if s := &m.c.spec; s.OnLoss == volume.OnLossError {
+	if s := &m.c.spec; s.OnLoss == volume.OnLossError && !m.forced {
 		most := s.IOTimeout + s.LossTimeout + 20*time.Millisecond + v.frozen[m.c.node.n] - o.frozen
 		if took := w.Now() - o.when; took > most {
 			w.fail("B4: a %v of %s, of %d, took %v, %v are allowed", r.Op, m.c.name, o.from, took, most)
