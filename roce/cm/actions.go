@@ -49,10 +49,12 @@ func (c *Conn) settle() {
 	c.asker = nil
 }
 
+// peerKey is the peer's queue pair.
+func (c *Conn) peerKey() peerKey { return peerKey{c.remote.Addr(), c.guid, c.peer.QPN} }
+
 // forgetPeer lets the peer's queue pair have another connection.
 func (c *Conn) forgetPeer() {
-	k := peerKey{c.remote.Addr(), c.peer.QPN}
-	if c.m.byPeer[k] == c {
+	if k := c.peerKey(); c.m.byPeer[k] == c {
 		delete(c.m.byPeer, k)
 	}
 }
@@ -92,8 +94,9 @@ func flowLabel(local, remote uint16) uint32 {
 func (c *Conn) replied(now time.Duration) {
 	p := &c.m.in.rep
 	c.remoteID, c.knows = p.local, true
+	c.guid, c.fromPort = p.guid, c.m.in.fromPort
 	c.peer = c.peerParam(p)
-	c.m.byPeer[peerKey{c.remote.Addr(), p.qpn}] = c
+	c.m.byPeer[c.peerKey()] = c
 	// The owner's queue pair is ready when the peer hears that it may send.
 	c.established(now)
 	c.confirm(now)

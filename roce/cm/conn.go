@@ -22,10 +22,12 @@ type Conn struct {
 	asker     *asker // among whose it counts, as one that is not established; nil: it does not
 	connected bool   // Env.Connected was called
 	told      bool   // Env.Refused or Env.Disconnected was called, or is not going to be
+	fromPort  bool   // the peer sends from RoCEv2's own port
 	rejected  bool   // out is the REJ that answers a REQ that comes again
 
 	local, remote netip.AddrPort // of the port space
 	id, remoteID  uint32
+	guid          uint64 // of the peer's device
 	tid           uint64 // of the REQ, which its answers repeat
 	param, peer   Param
 	private       [MaxAcceptPrivate]byte // of the peer: peer.Private is in it

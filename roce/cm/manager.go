@@ -46,7 +46,9 @@ type Stats struct {
 	Unanswered uint64
 }
 
-// askKey names a connection that a peer asked for, and peerKey a queue pair of a peer.
+// askKey names a connection that a peer asked for, and peerKey a queue pair of a peer: of a device,
+// which kernels tell by the GUID alone. The address would not do without it: whoever has it can name any
+// queue pair, and kernels count theirs up from 17.
 type (
 	askKey struct {
 		peer netip.Addr
@@ -54,6 +56,7 @@ type (
 	}
 	peerKey struct {
 		peer netip.Addr
+		guid uint64
 		qpn  uint32
 	}
 )
@@ -92,9 +95,12 @@ type Manager struct {
 type message struct {
 	tid   uint64
 	local uint32 // the sender's ID
-	rep   rep
-	rej   rej
-	mra   mra
+	// fromPort says that it was sent from RoCEv2's own port.
+	fromPort bool
+
+	rep rep
+	rej rej
+	mra mra
 }
 
 // New makes a Manager. The identifiers that it draws from rnd are all that keeps somebody who
@@ -228,6 +234,7 @@ func (c *Conn) peerParam(p *rep) Param {
 // keepREQ makes c what a peer asked for.
 func (c *Conn) keepREQ(p *req, tid uint64) {
 	c.remoteID, c.tid, c.knows = p.local, tid, true
+	c.guid, c.fromPort = p.guid, c.m.in.fromPort
 	c.answerIn = min(max(codeTime(p.localTimeout), c.m.cfg.Repeat), response)
 	c.peer = Param{
 		QPN: p.qpn, RecvPSN: p.recvPSN, Reads: p.reads, ReadsIn: p.readsIn, RNRRetry: p.rnrRetry, SRQ: p.srq,

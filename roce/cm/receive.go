@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Receive takes a datagram that came to queue pair 1; it is not kept. The port of from is not
-// looked at. What is no message of the connection manager is counted and dropped.
+// Receive takes a datagram that came to queue pair 1; it is not kept. What is no message of the
+// connection manager is counted and dropped.
 //
 // For each datagram at most one is sent, of the same size, to where it came from, and to strangers
 // few at a time (mayAnswer); but a
@@ -19,7 +19,7 @@ func (m *Manager) Receive(now time.Duration, from netip.AddrPort, mad []byte) {
 		m.stats.Garbage++
 		return
 	}
-	m.in = message{tid: tid}
+	m.in = message{tid: tid, fromPort: from.Port() == udpPort}
 	switch a {
 	case attrREQ:
 		m.receiveREQ(now, peer, body)
@@ -56,13 +56,18 @@ func (m *Manager) find(peer netip.Addr, local, remote uint32) *Conn {
 	switch {
 	case c == nil:
 		m.stats.Unknown++
-	case c.remote.Addr() != peer || c.knows && c.remoteID != local:
+	case c.remote.Addr() != peer || c.knows && c.remoteID != local || !m.maySend(c):
 		m.stats.Forged++
 	default:
 		return c
 	}
 	return nil
 }
+
+// maySend reports whether the message that is worked on may be of c's peer, as far as its port
+// says. Kernels and cards send from any. Who has sent from RoCEv2's own is a program like this one,
+// which sends from no other, and at its address no other program can.
+func (m *Manager) maySend(c *Conn) bool { return m.in.fromPort || !c.fromPort }
 
 // tell gives an event to the connection that a message is about.
 func (m *Manager) tell(now time.Duration, peer netip.Addr, local, remote uint32, e event) {
@@ -95,7 +100,11 @@ func (m *Manager) receiveREQ(now time.Duration, peer netip.Addr, body []byte) {
 		m.refuseStranger(now, peer, &r)
 		return
 	}
-	if c := m.byPeer[peerKey{peer, p.qpn}]; c != nil {
+	if c := m.byPeer[peerKey{peer, p.guid, p.qpn}]; c != nil {
+		if !m.maySend(c) {
+			m.stats.Forged++
+			return
+		}
 		// A queue pair has one connection. So the peer has forgotten this one: it has started
 		// anew. It may ask again when it has been told (InfiniBand, 12.9.8.3.1).
 		m.stale(now, c)
@@ -115,7 +124,7 @@ func (m *Manager) receiveREQ(now time.Duration, peer netip.Addr, body []byte) {
 	c.local, c.remote = netip.AddrPortFrom(m.cfg.Local, port), netip.AddrPortFrom(peer, p.header.port)
 	c.keepREQ(&p, m.in.tid)
 	m.byAsk[askKey{peer, p.local}] = c
-	m.byPeer[peerKey{peer, p.qpn}] = c
+	m.byPeer[c.peerKey()] = c
 	c.deadline = now + m.cfg.Answer
 	c.arm()
 	m.env.Asked(c)
@@ -156,7 +165,11 @@ func (m *Manager) receiveREP(now time.Duration, peer netip.Addr, body []byte) {
 		return
 	}
 	if c.state == ReqSent || c.state == ReqMRA {
-		if old := m.byPeer[peerKey{peer, p.qpn}]; old != nil {
+		if old := m.byPeer[peerKey{peer, p.guid, p.qpn}]; old != nil {
+			if !m.maySend(old) {
+				m.stats.Forged++
+				return
+			}
 			m.stale(now, old)
 			m.refuse(peer, &rej{local: c.id, remote: p.local, about: aboutREP, reason: ReasonStale})
 			m.in.rej = rej{reason: ReasonStale}
@@ -198,10 +211,13 @@ func (m *Manager) receiveREJ(now time.Duration, peer netip.Addr, body []byte) {
 	if p.reason == ReasonTimeout && p.remote == 0 {
 		// Who gives up before it was answered does not know our ID.
 		m.in.local = p.local
-		if c := m.byAsk[askKey{peer, p.local}]; c != nil {
-			c.event(now, evREJ)
-		} else {
+		switch c := m.byAsk[askKey{peer, p.local}]; {
+		case c == nil:
 			m.stats.Unknown++
+		case c.connected || !m.maySend(c):
+			m.stats.Forged++ // once connected it was answered
+		default:
+			c.event(now, evREJ)
 		}
 		return
 	}

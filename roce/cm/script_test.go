@@ -21,7 +21,7 @@ var update = flag.Bool("update", false, "write the expected lines of testdata/*.
 //	draw ID|TID=NUMBER ...       the next identifiers
 //	listen|unlisten PORT
 //	dial LOCALPORT REMOTE [qpn= psn= mtu= private=]
-//	recv FROM KIND [field=...]   a message by its fields
+//	recv FROM KIND [field=...]   a message by its fields; FROM is an address, or one with the port that it was sent from
 //	recv CAPTURE PACKET          one that a kernel sent
 //	accept C [qpn= psn= private=]; reject C [private=]; wait C; packet C; disconnect C
 //	pass DURATION                timers run
@@ -145,7 +145,7 @@ func (w *world) step(words []string) {
 	case "recv":
 		mad, from := w.received(words)
 		was := w.sent
-		w.m.Receive(w.now, netip.AddrPortFrom(from, 50000), mad)
+		w.m.Receive(w.now, from, mad)
 		if n := w.sent - was; n > 2 {
 			t.Errorf("%v: %d messages for one", words, n)
 		}
@@ -191,20 +191,21 @@ func (w *world) step(words []string) {
 }
 
 // received is the datagram that a script names, and its sender.
-func (w *world) received(words []string) ([]byte, netip.Addr) {
+func (w *world) received(words []string) ([]byte, netip.AddrPort) {
+	const kernelsPort = 50000
 	for _, v := range w.known {
 		if v.capture == words[1] && v.packet == words[2] {
-			return v.mad, v.addr()
+			return v.mad, netip.AddrPortFrom(v.addr(), kernelsPort)
 		}
 	}
-	from, err := netip.ParseAddr(words[1])
+	from, err := netip.ParseAddrPort(words[1])
 	if err != nil {
-		w.t.Fatal(err)
+		from = netip.AddrPortFrom(netip.MustParseAddr(words[1]), kernelsPort)
 	}
 	if words[2] == "garbage" {
 		return []byte("not a message"), from
 	}
-	return fieldsOf(w.t, words[3:]).message(w.t, words[2], from, w.m.cfg.Local), from
+	return fieldsOf(w.t, words[3:]).message(w.t, words[2], from.Addr(), w.m.cfg.Local), from
 }
 
 func (w *world) show() {

@@ -198,7 +198,7 @@ func (s *sim) again(m simMAD) {
 	if a == attrREQ {
 		var p req
 		p.parse(body)
-		if c := to.m.byPeer[peerKey{m.from, p.qpn}]; c != nil && c.remoteID != p.local {
+		if c := to.m.byPeer[peerKey{m.from, p.guid, p.qpn}]; c != nil && c.remoteID != p.local {
 			return
 		}
 	}

@@ -120,14 +120,14 @@ func (f fields) message(t testing.TB, kind string, from, to netip.Addr) []byte {
 	case attrREQ:
 		port := uint16(n32("port", 4000))
 		(&req{
-			local: local, service: f.num(t, "service", serviceID(1234)), qpn: n32("qpn", 17), recvPSN: roce.PSN(n32("psn", 0x200)),
+			local: local, service: f.num(t, "service", serviceID(1234)), guid: f.num(t, "guid", 0), qpn: n32("qpn", 17), recvPSN: roce.PSN(n32("psn", 0x200)),
 			transport: uint8(n32("transport", 0)), localTimeout: uint8(n32("timeout", 20)), remoteTimeout: 20, maxRetries: 15,
 			retry: 7, rnrRetry: 7, ackTimeout: 19, pkey: 0xffff, mtu: uint8(n32("mtucode", 3)),
 			localGID: from, remoteGID: to, header: ipHeader{port: port, src: f.addr("src", from), dst: f.addr("dst", to)},
 			private: []byte(f["private"]),
 		}).put(&mad, tid)
 	case attrREP:
-		(&rep{local: local, remote: remote, qpn: n32("qpn", 17), recvPSN: roce.PSN(n32("psn", 0x200)), rnrRetry: 7, private: []byte(f["private"])}).put(&mad, tid)
+		(&rep{local: local, remote: remote, guid: f.num(t, "guid", 0), qpn: n32("qpn", 17), recvPSN: roce.PSN(n32("psn", 0x200)), rnrRetry: 7, private: []byte(f["private"])}).put(&mad, tid)
 	case attrREJ:
 		(&rej{local: local, remote: remote, about: about, reason: Reason(n32("reason", 28)), private: []byte(f["private"])}).put(&mad, tid)
 	case attrMRA:
