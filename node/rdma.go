@@ -45,7 +45,7 @@ func (n *Node) openRDMA() error {
 			return c.Failed("volumes.rdma", fmt.Errorf("volumes.rdma: a device of %v: %w", a, err))
 		}
 		p := ib.New(d)
-		p.Guard, p.Charge = n.deps.Guard, owed.charge
+		p.Guard, p.Charge, p.Local = n.deps.Guard, owed.charge, netlocal.IsLocal
 		r.devices, r.links = append(r.devices, d), append(r.links, p)
 		of[a.Unmap()], names[a.Unmap()] = p, d.Info().Name
 	}

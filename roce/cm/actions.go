@@ -44,7 +44,7 @@ func (c *Conn) settle() {
 	}
 	c.m.asked--
 	if c.asker.n--; c.asker.n == 0 {
-		delete(c.m.askedBy, sourceOf(c.remote.Addr()))
+		delete(c.m.askedBy, c.source())
 	}
 	c.asker = nil
 }

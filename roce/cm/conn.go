@@ -54,6 +54,9 @@ func (c *Conn) Local() netip.AddrPort { return c.local }
 // Remote is the address and the port of the other side.
 func (c *Conn) Remote() netip.AddrPort { return c.remote }
 
+// FromPort reports whether the peer sends from RoCEv2's own port, which one program of its address has.
+func (c *Conn) FromPort() bool { return c.fromPort }
+
 // Param is what this side has told, without the private data.
 func (c *Conn) Param() Param { return c.param }
 

@@ -62,6 +62,15 @@ func (q *queue) remove(c *Conn) {
 	c.beside[q.by] = beside{}
 }
 
+// source is whose share of MaxAsked requests are. What comes from RoCEv2's own port has one of its own,
+// of which other users of the same address take nothing.
+type source struct {
+	network  netip.Addr
+	fromPort bool
+}
+
+func (c *Conn) source() source { return source{sourceOf(c.remote.Addr()), c.fromPort} }
+
 // asker is a source that asks for connections.
 type asker struct {
 	n       int   // that are not established
@@ -70,7 +79,7 @@ type asker struct {
 
 // ask counts c among what peers ask for, until settle.
 func (m *Manager) ask(c *Conn) {
-	source := sourceOf(c.remote.Addr())
+	source := c.source()
 	a := m.askedBy[source]
 	if a == nil {
 		a = &asker{waiting: queue{by: ofSource}}
@@ -107,7 +116,7 @@ func (c *Conn) retire() {
 }
 
 // mayAsk reports whether there is room for a further request of a source, and makes it.
-func (m *Manager) mayAsk(now time.Duration, source netip.Addr) bool {
+func (m *Manager) mayAsk(now time.Duration, source source) bool {
 	if a := m.askedBy[source]; a != nil && a.n >= m.cfg.MaxAskedOne {
 		return m.crowdOut(now, &a.waiting)
 	}

@@ -79,10 +79,10 @@ type Manager struct {
 	byPeer map[peerKey]*Conn
 
 	listen  map[uint16]struct{}
-	asked   int                   // connections that peers asked for and that are not established
-	askedBy map[netip.Addr]*asker // by source; none has none
-	waiting queue                 // of these, those that make room for others
-	ended   queue                 // all that have ended, which make room for any other
+	asked   int               // connections that peers asked for and that are not established
+	askedBy map[source]*asker // by source; none has none
+	waiting queue             // of these, those that make room for others
+	ended   queue             // all that have ended, which make room for any other
 	timers  timers
 
 	strangers time.Duration // when all answers to strangers have come back (mayAnswer)
@@ -114,7 +114,7 @@ func New(cfg Config, env Env, rnd *rand.Rand) (*Manager, error) {
 	return &Manager{
 		cfg: cfg, env: env, rnd: rnd,
 		byID: map[uint32]*Conn{}, byQPN: map[uint32]*Conn{}, byAsk: map[askKey]*Conn{}, byPeer: map[peerKey]*Conn{}, ended: queue{by: ofEnded},
-		listen: map[uint16]struct{}{}, askedBy: map[netip.Addr]*asker{},
+		listen: map[uint16]struct{}{}, askedBy: map[source]*asker{},
 	}, nil
 }
 

@@ -113,16 +113,16 @@ func (m *Manager) receiveREQ(now time.Duration, peer netip.Addr, body []byte) {
 	}
 	// Requests for which there is no room are not refused: peers repeat them for longer than it
 	// takes to answer the others.
-	if !m.mayAsk(now, sourceOf(peer)) || !m.room(now, peer) {
+	if !m.mayAsk(now, source{sourceOf(peer), m.in.fromPort}) || !m.room(now, peer) {
 		m.stats.Full++
 		return
 	}
 	c := m.add(now, peer)
+	c.keepREQ(&p, m.in.tid)
 	m.ask(c)
 	c.state = ReqRcvd
 	port, _ := servicePort(p.service)
 	c.local, c.remote = netip.AddrPortFrom(m.cfg.Local, port), netip.AddrPortFrom(peer, p.header.port)
-	c.keepREQ(&p, m.in.tid)
 	m.byAsk[askKey{peer, p.local}] = c
 	m.byPeer[c.peerKey()] = c
 	c.deadline = now + m.cfg.Answer

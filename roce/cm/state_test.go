@@ -157,7 +157,7 @@ func TestTableInDocs(t *testing.T) {
 // TestConnBytes: a connection is charged with what it takes: itself, a place in each of four tables, of
 // which Go's maps may have twice as many as are in use, and its source, if it has no other of it.
 func TestConnBytes(t *testing.T) {
-	places := unsafe.Sizeof(uint32(0))*2 + unsafe.Sizeof(askKey{}) + unsafe.Sizeof(peerKey{}) + unsafe.Sizeof(netip.Addr{}) + 6*unsafe.Sizeof((*Conn)(nil))
+	places := unsafe.Sizeof(uint32(0))*2 + unsafe.Sizeof(askKey{}) + unsafe.Sizeof(peerKey{}) + unsafe.Sizeof(source{}) + 6*unsafe.Sizeof((*Conn)(nil))
 	if n := unsafe.Sizeof(Conn{}) + unsafe.Sizeof(asker{}) + 2*places; n > ConnBytes {
 		t.Errorf("a connection takes %d bytes and is charged with %d", n, ConnBytes)
 	} else {

@@ -274,7 +274,7 @@ func TestAnsweringStaysBounded(t *testing.T) {
 	from := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 1, 0, byte(i)}) }
 	var waits time.Duration
 	for i := range maxAnswering + 1 {
-		wait, ok := l.admit(from(max(i, paceBurst) - paceBurst)) // of the first one more than answered at once
+		wait, ok := l.admit(from(max(i, paceBurst) - paceBurst), false) // of the first one more than answered at once
 		if !ok {
 			t.Fatalf("request %d is refused", i)
 		}
@@ -283,7 +283,7 @@ func TestAnsweringStaysBounded(t *testing.T) {
 	if l.waiting != 1 || l.turn(waits) {
 		t.Fatalf("%d wait, and what waited has room beside %d", l.waiting, maxAnswering)
 	}
-	if _, ok := l.admit(from(200)); ok {
+	if _, ok := l.admit(from(200), false); ok {
 		t.Errorf("one more is admitted where %d are answered", l.busy)
 	}
 }
@@ -296,7 +296,7 @@ func TestWhoWaitsHoldsUpNobody(t *testing.T) {
 	l := &listener{p: &Provider{m: &m}, over: make(chan struct{})}
 	ask := func(i, n int) (answered int) {
 		for range n {
-			wait, ok := l.admit(netip.AddrFrom4([4]byte{10, 1, 0, byte(i)}))
+			wait, ok := l.admit(netip.AddrFrom4([4]byte{10, 1, 0, byte(i)}), false)
 			if ok && wait == 0 {
 				answered++
 				l.busy-- // at once
@@ -374,5 +374,24 @@ func TestAsksWaitTheirTurn(t *testing.T) {
 	}
 	if few := paceBurst + int(closing/paceEvery) - answered; refused == 0 && few < 8 {
 		t.Errorf("Close waited for the turn of all, when that of %d had come", few)
+	}
+}
+
+// TestAskedOfThisMachine: of an address of this machine the kernel knows who has RoCEv2's port, and
+// nothing of who else sends with it: that one is refused before the listener's owner hears of it.
+func TestAskedOfThisMachine(t *testing.T) {
+	w := newWorld(t, nil)
+	w.pb.Local = func(a netip.Addr) bool { return a == netip.MustParseAddr("10.0.0.9") }
+	ln := w.listen(func(q transport.ConnRequest) { q.Reject([]byte("asked")) })
+	for _, c := range []struct {
+		from     string
+		fromPort bool
+		asked    bool
+	}{{"10.0.0.9:1", false, false}, {"10.0.0.9:1", true, true}, {"10.0.0.8:1", false, true}} {
+		a := &fakeAsked{l: &fakeListener{v: w.b}, remote: netip.MustParseAddrPort(c.from), fromPort: c.fromPort, reject: make(chan []byte, 1)}
+		ln.(*listener).ask(a)
+		if b := <-a.reject; strings.HasPrefix(string(b), "asked") != c.asked {
+			t.Errorf("%+v: %q", c, b)
+		}
 	}
 }

@@ -16,20 +16,20 @@ func TestPaceOfTheRest(t *testing.T) {
 	source := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}) }
 	var p pace
 	for i := range paceSource {
-		if wait, ok := p.take(0, source(i)); wait != 0 || !ok {
+		if wait, ok := p.take(0, source(i), false); wait != 0 || !ok {
 			t.Fatalf("source %d: %v, %v", i, wait, ok)
 		}
 	}
 	for i := range 100 {
-		wait, ok := p.take(0, source(paceSource+i))
+		wait, ok := p.take(0, source(paceSource+i), false)
 		if want := max(0, time.Duration(i+1-paceBurst)*paceEvery); ok != (i < paceBurst+paceQueue) || ok && wait != want {
 			t.Fatalf("source %d of the rest waits %v, %v; want %v", i, wait, ok, want)
 		}
 	}
-	if wait, ok := p.take(0, source(0)); wait != 0 || !ok {
+	if wait, ok := p.take(0, source(0), false); wait != 0 || !ok {
 		t.Errorf("one that is remembered: %v, %v", wait, ok)
 	}
-	if wait, ok := p.take(2*paceEvery, source(paceSource+99)); wait != 0 || !ok || len(p.until) != 1 {
+	if wait, ok := p.take(2*paceEvery, source(paceSource+99), false); wait != 0 || !ok || len(p.until) != 1 {
 		t.Errorf("when others have everything back: %v, %v, %d are remembered", wait, ok, len(p.until))
 	}
 }
@@ -43,7 +43,7 @@ func TestSources(t *testing.T) {
 		{"10.0.0.1", "::ffff:10.0.0.1", true}, {"::ffff:10.0.0.1", "::ffff:10.0.0.2", false}, {"10.0.0.1", "10.0.0.2", false},
 		{"fe80::1%a", "fe80::2%b", true}, {"fd00:0:0:1::1", "fd00:0:0:1:ff::", true}, {"fd00:0:0:1::1", "fd00:0:0:2::1", false},
 	} {
-		if a, b := sourceOf(netip.MustParseAddr(c.a)), sourceOf(netip.MustParseAddr(c.b)); (a == b) != c.same {
+		if a, b := networkOf(netip.MustParseAddr(c.a)), networkOf(netip.MustParseAddr(c.b)); (a == b) != c.same {
 			t.Errorf("%s is of %v, %s of %v", c.a, a, c.b, b)
 		}
 	}

@@ -91,6 +91,7 @@ type fakeAsked struct {
 	q, by         *fakeQP
 	p             Param
 	local, remote netip.AddrPort
+	fromPort      bool
 	once          sync.Once
 	answer        chan Param
 	reject        chan []byte
@@ -99,6 +100,8 @@ type fakeAsked struct {
 func (a *fakeAsked) Param() Param               { return a.p }
 func (a *fakeAsked) LocalAddr() netip.AddrPort  { return a.local }
 func (a *fakeAsked) RemoteAddr() netip.AddrPort { return a.remote }
+
+func (a *fakeAsked) FromPort() bool { return a.fromPort }
 
 func (a *fakeAsked) Accept(q QP, p Param) error {
 	err := errors.New("the peer is gone")

@@ -55,7 +55,7 @@ func (p *Provider) ListenOneSided(local netip.AddrPort, accept func(transport.Co
 // no answer: many are of nobody knows whom, and may be in a peer's name, and refused for them a kernel
 // would give its path up, while without an answer it asks again.
 func (l *listener) ask(a Asked) {
-	wait, ok := l.admit(a.RemoteAddr().Addr())
+	wait, ok := l.admit(a.RemoteAddr().Addr(), a.FromPort())
 	if !ok {
 		a.Forget()
 		return
@@ -65,13 +65,13 @@ func (l *listener) ask(a Asked) {
 
 // admit says how long a request waits for its turn, and whether there is one: not if too many are
 // answered or have to wait as well, or if its source asks too fast.
-func (l *listener) admit(from netip.Addr) (wait time.Duration, ok bool) {
+func (l *listener) admit(from netip.Addr, fromPort bool) (wait time.Duration, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed || l.busy-l.waiting >= maxAnswering {
 		return 0, false
 	}
-	if wait, ok = l.pace.take(l.p.m.Clock(), from); !ok || wait > 0 && l.waiting >= maxWaiting {
+	if wait, ok = l.pace.take(l.p.m.Clock(), from, fromPort); !ok || wait > 0 && l.waiting >= maxWaiting {
 		return 0, false
 	}
 	l.busy++
@@ -110,6 +110,10 @@ func (l *listener) call(a Asked, wait time.Duration) {
 		return
 	}
 	guard.Point("handshake")
+	if l.p.Local != nil && !a.FromPort() && l.p.Local(a.RemoteAddr().Addr()) {
+		a.Reject(nil)
+		return
+	}
 	l.accept(&connRequest{p: l.p, asked: a})
 }
 

@@ -22,14 +22,14 @@ const (
 // pace remembers of each source how much it has asked for. The zero value is ready. It has one
 // user at a time.
 type pace struct {
-	until map[netip.Prefix]time.Duration // when all that a source has taken has come back
-	rest  time.Duration                  // the same of those that there is no room for
+	until map[source]time.Duration // when all that a source has taken has come back
+	rest  time.Duration            // the same of those that there is no room for
 }
 
 // take says how long a request of a source waits for its turn, and false if it has none.
-func (p *pace) take(now time.Duration, from netip.Addr) (wait time.Duration, ok bool) {
-	source := sourceOf(from)
-	until, known := p.until[source]
+func (p *pace) take(now time.Duration, from netip.Addr, fromPort bool) (wait time.Duration, ok bool) {
+	of := source{networkOf(from), fromPort}
+	until, known := p.until[of]
 	if !known && len(p.until) == paceSource {
 		p.forget(now)
 	}
@@ -46,9 +46,9 @@ func (p *pace) take(now time.Duration, from netip.Addr) (wait time.Duration, ok 
 	case !room:
 		p.rest = until
 	case p.until == nil:
-		p.until = map[netip.Prefix]time.Duration{source: until}
+		p.until = map[source]time.Duration{of: until}
 	default:
-		p.until[source] = until
+		p.until[of] = until
 	}
 	return max(wait, 0), true
 }
@@ -63,9 +63,16 @@ func (p *pace) forget(now time.Duration) {
 	}
 }
 
-// sourceOf is an IPv4 address, or the network of 64 bits of an IPv6 one, whose owner has all of
+// source is whose requests have a pace. All users of a host have its addresses, but one program alone
+// has RoCEv2's port there, and what is sent from it is kept apart: no other user takes its turns.
+type source struct {
+	network  netip.Prefix
+	fromPort bool
+}
+
+// networkOf is an IPv4 address, or the network of 64 bits of an IPv6 one, whose owner has all of
 // its addresses.
-func sourceOf(a netip.Addr) netip.Prefix {
+func networkOf(a netip.Addr) netip.Prefix {
 	a = a.Unmap().WithZone("")
 	bits := a.BitLen()
 	if a.Is6() {

@@ -14,7 +14,7 @@ func TestPace(t *testing.T) {
 	greedy, other := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
 	taken := func(from netip.Addr, n int) (got int) {
 		for range n {
-			if _, ok := p.take(now, from); ok {
+			if _, ok := p.take(now, from, false); ok {
 				got++
 			}
 		}
@@ -22,12 +22,16 @@ func TestPace(t *testing.T) {
 	}
 	const most = paceBurst + paceQueue
 	for i := range most {
-		if wait, ok := p.take(now, greedy); !ok || wait != max(0, time.Duration(i+1-paceBurst)*paceEvery) {
+		if wait, ok := p.take(now, greedy, false); !ok || wait != max(0, time.Duration(i+1-paceBurst)*paceEvery) {
 			t.Errorf("request %d waits %v, %v", i, wait, ok)
 		}
 	}
 	if n := taken(greedy, 3*most); n != 0 {
 		t.Errorf("%d more than %d at once", n, most)
+	}
+	// Whoever has the address has no place of the program that has RoCEv2's port there.
+	if wait, ok := p.take(now, greedy, true); !ok || wait != 0 {
+		t.Errorf("a request from RoCEv2's own port waits %v, %v", wait, ok)
 	}
 	if n := taken(other, 10); n != 10 {
 		t.Errorf("another source: %d of 10", n)

@@ -23,6 +23,11 @@ type Provider struct {
 	// is held during the call. nil: nothing is counted.
 	Charge func(peer netip.Addr, n int) error
 
+	// Local reports whether an address is this machine's, of whose users not all may be peers.
+	// Requests from there that did not come from RoCEv2's own port are refused, because the kernel
+	// cannot be asked whose they are. It may block. nil: none is.
+	Local func(netip.Addr) bool
+
 	v    Verbs
 	m    *Machine
 	info Info

@@ -348,6 +348,9 @@ type Asked interface {
 	Param() Param
 	LocalAddr() netip.AddrPort
 	RemoteAddr() netip.AddrPort
+	// FromPort reports whether it was sent from RoCEv2's own UDP port, which one program of an
+	// address has. Kernels and cards send from others.
+	FromPort() bool
 	// Accept connects q, which is new and of this device: Handler.Established follows, or
 	// Ended. An error: the peer is gone, or was answered.
 	Accept(q QP, p Param) error

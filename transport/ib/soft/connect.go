@@ -256,6 +256,9 @@ func (a *asked) LocalAddr() netip.AddrPort { return a.c.Local() }
 // RemoteAddr is where it has dialled from.
 func (a *asked) RemoteAddr() netip.AddrPort { return a.c.Remote() }
 
+// FromPort reports whether the request came from RoCEv2's own port.
+func (a *asked) FromPort() bool { return a.c.FromPort() }
+
 // Accept connects q.
 func (a *asked) Accept(qp ib.QP, p ib.Param) error {
 	d := a.d

@@ -321,6 +321,9 @@ func TestRefusals(t *testing.T) {
 		if p := a.Param().Private; len(p) != 56 || !bytes.HasPrefix(p, []byte("?\x00")) {
 			t.Errorf("the listener is shown %q", p)
 		}
+		if !a.FromPort() {
+			t.Error("a device sends from another port than RoCEv2's")
+		}
 		a.Reject([]byte("no room"))
 		if a.Accept(newEnd(t, b, depths).q, ib.Param{}) == nil {
 			t.Error("a second answer was taken")
