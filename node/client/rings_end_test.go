@@ -1,13 +1,17 @@
 package client
 
 import (
+	"os"
+	"slices"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/rdsd/rdsd/internal/await"
+	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/node/client/clienttest"
+	"github.com/rdsd/rdsd/shm"
 )
 
 // TestClosedRingTakesNothing: a ring that has ended may be made hot once more, by a thread that
@@ -75,4 +79,62 @@ func closedRing(t *testing.T, left bool) bool {
 		t.Errorf("of 96 bytes that are another's %d are left, %v", n, err)
 	}
 	return true
+}
+
+// TestClosedIsChargedForWhatIsNeeded: a socket that is closed, and whose region cannot go yet, is
+// charged for the pages of its send arena that are still read, and not for what the end has cancelled. Its
+// user is, also when nothing else is left of that one, and it comes again.
+func TestClosedIsChargedForWhatIsNeeded(t *testing.T) {
+	for _, x := range []struct {
+		kept int // of 300 descriptors in one page
+		gone bool
+	}{{0, false}, {1, false}, {3, false}, {3, true}} {
+		kept := x.kept
+		n, cfg := startClients(t)
+		c := clienttest.AttachRing(t, cfg, clienttest.BindTo(cfg.RDS.Addresses[0], 0))
+		const posts = 300
+		c.Region.SendArena()[0] = 1
+		c.Region.PutFlow(0, &shm.FlowEntry{Dst: clienttest.Nobody, Gen: 1})
+		for i := range uint64(posts) {
+			c.Region.PutSend(i, shm.MakeWord(shm.KindEach, 1, 1), &shm.SendDesc{Tag: i, Gen: 1, Slot: 64 * (i % 64), Cookie: uint32(i)})
+		}
+		c.Region.SendTail().Store(posts)
+		shm.Ring(c.Bell)
+		await.Until(t, time.Minute, "all are under way", func() bool { return n.deps.Count.RingPosts.Load() == posts })
+		r, before := n.clients.ringSocks()[0], pagesCharged(n)
+		r.react.Do(func() {
+			r.host.Lock()
+			r.reserved++ // it is being read into
+			for i := range kept {
+				r.posts[i].left++ // as if more of it had begun to leave
+			}
+			r.host.Unlock()
+			r.close()
+		})
+		r.react.Sync()
+		<-r.buried
+		if got, most := pagesCharged(n)-before, int64(min(kept, 1)*os.Getpagesize()); got > most || r.evacuated != most {
+			t.Errorf("%d of %d descriptors are needed: %d bytes are charged for what is moved, and %d more in all; want %d", kept, posts, r.evacuated, got, most)
+		}
+		if x.gone {
+			c.Close()
+			await.Until(t, time.Minute, "the client is gone", func() bool { return n.users.Len() == 0 })
+		}
+		again := n.deps.User(r.s.id)
+		if got := again.Used(); got < r.evacuated {
+			t.Errorf("its user is charged %d bytes when it comes again; %d are still needed", got, r.evacuated)
+		}
+		r.host.Lock()
+		r.reserved--
+		r.freeIfIdle()
+		r.host.Unlock()
+		if !x.gone {
+			c.Close()
+		}
+		await.Until(t, time.Minute, "nothing is charged", func() bool { return pagesPaid(n)+pagesCharged(n) == 0 && again.Used() == 0 })
+		again.Close()
+		await.Until(t, time.Minute, "the user is forgotten", func() bool {
+			return !slices.ContainsFunc(n.deps.Memory.Holders(), func(h quota.Holding) bool { return h.Holder == again.Holder() })
+		})
+	}
 }

@@ -373,9 +373,8 @@ func (r *ringSock) inFlight() (l []shm.Body) {
 // move takes the region away from its client while others still read parts of it.
 func (r *ringSock) move(needed []shm.Body) {
 	r.evacuated = r.reg.Evacuation(needed)
-	account := r.front.deps.User(r.s.id)
-	account.Grow(quota.Regions, r.evacuated)
-	account.Close()
+	r.front.deps.User(r.s.id) // the purse's account: it stays the user's until all is free, be its client gone before
+	r.purse.account.Grow(quota.Regions, r.evacuated)
 	if err := r.reg.Evacuate(needed); err != nil {
 		r.front.deps.Log.Error("a dead client's memory stays until its datagrams are decided", "error", err)
 	}
@@ -390,7 +389,10 @@ func (r *ringSock) move(needed []shm.Body) {
 func (r *ringSock) freeIfIdle() {
 	if r.moved && !r.freed && r.idle() {
 		r.freed = true
-		r.aside(r.free, nil)
+		r.aside(func() {
+			r.free()
+			r.purse.account.Close()
+		}, nil)
 	}
 }
 
@@ -403,9 +405,7 @@ func (r *ringSock) aside(f func(), end func(error)) {
 // free unmaps the region and gives its place in the ledger back. Nothing needs
 // them, and no lock is held.
 func (r *ringSock) free() {
-	account := r.front.deps.User(r.s.id)
-	account.Give(quota.Regions, r.evacuated)
-	account.Close()
+	r.purse.account.Give(quota.Regions, r.evacuated)
 	r.End.Discard()
 	if err := r.End.Close(); err != nil {
 		r.front.deps.Log.Error("a socket's memory is lost", "error", err)

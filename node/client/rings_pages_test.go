@@ -432,45 +432,6 @@ func TestAccountsOfARegionAreCharged(t *testing.T) {
 	await.Until(t, time.Minute, "Nothing is charged.", func() bool { return sockets() == 0 })
 }
 
-// TestClosedIsChargedForWhatIsNeeded: a socket that is closed, and whose region cannot go yet, is
-// charged for the pages of its send arena that are still read, and not for what the end has cancelled.
-func TestClosedIsChargedForWhatIsNeeded(t *testing.T) {
-	for _, kept := range []int{0, 1, 3} { // of 300 descriptors in one page
-		n, cfg := startClients(t)
-		c := clienttest.AttachRing(t, cfg, clienttest.BindTo(cfg.RDS.Addresses[0], 0))
-		const posts = 300
-		c.Region.SendArena()[0] = 1
-		c.Region.PutFlow(0, &shm.FlowEntry{Dst: clienttest.Nobody, Gen: 1})
-		for i := range uint64(posts) {
-			c.Region.PutSend(i, shm.MakeWord(shm.KindEach, 1, 1), &shm.SendDesc{Tag: i, Gen: 1, Slot: 64 * (i % 64), Cookie: uint32(i)})
-		}
-		c.Region.SendTail().Store(posts)
-		shm.Ring(c.Bell)
-		await.Until(t, 5*time.Second, "all are under way", func() bool { return n.deps.Count.RingPosts.Load() == posts })
-		r, before := n.clients.ringSocks()[0], pagesCharged(n)
-		r.react.Do(func() {
-			r.host.Lock()
-			r.reserved++ // it is being read into
-			for i := range kept {
-				r.posts[i].left++ // as if more of it had begun to leave
-			}
-			r.host.Unlock()
-			r.close()
-		})
-		r.react.Sync()
-		<-r.buried
-		if got, most := pagesCharged(n)-before, int64(min(kept, 1)*os.Getpagesize()); got > most || r.evacuated != most {
-			t.Errorf("%d of %d descriptors are needed: %d bytes are charged for what is moved, and %d more in all; want %d", kept, posts, r.evacuated, got, most)
-		}
-		r.host.Lock()
-		r.reserved--
-		r.freeIfIdle()
-		r.host.Unlock()
-		c.Close()
-		await.Until(t, 5*time.Second, "nothing is charged", func() bool { return pagesPaid(n)+pagesCharged(n) == 0 })
-	}
-}
-
 // TestStopWaitsForNoRegion: a daemon that stops in order keeps no descriptor of a region that its
 // client goes on using, be it closed before or by the stop.
 func TestStopWaitsForNoRegion(t *testing.T) {
