@@ -76,7 +76,7 @@ func (c *Conn) Accept(now time.Duration, srcPort uint16) Accepted {
 			p.waiting = p.waiting[:0]
 		}
 		c.links++
-		p.waiting = append(p.waiting, waiting{attempt, c.links})
+		p.waiting = append(p.waiting, waiting{attempt: attempt, serial: c.links})
 		p.blame(now, errStale)
 		// Closing half of the old link lets the peer's remaining bytes come, then its end.
 		p.event(now, EvDrop)
@@ -88,7 +88,10 @@ func (c *Conn) Accept(now time.Duration, srcPort uint16) Accepted {
 }
 
 // waiting is a link accepted while an older one of its lane still closes.
-type waiting struct{ attempt, serial uint64 }
+type waiting struct {
+	attempt, serial uint64
+	behind          bool // another lane has brought a map since, see backlog
+}
 
 // maxWaiting bounds the links that wait for their predecessors' end. A daemon that
 // was stopped for seconds finds every connection a kernel has made since.
@@ -105,6 +108,9 @@ func (p *Lane) next(now time.Duration) {
 	p.attempt = w.attempt
 	p.event(now, EvLink)
 	p.serial = w.serial
+	if w.behind {
+		p.backlog = backlogRead
+	}
 	// The link was parked: nothing was read from it while the former one could still bring
 	// bytes.
 	p.emit(ActResume)

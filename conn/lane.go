@@ -228,8 +228,9 @@ type Lane struct {
 	// again says that the peer's last sequenced frame was a retransmission: while it
 	// sends again, its acknowledgements of our refusals stand behind that.
 	again bool
-	// paused says that the link of a kernel is not read because a receiver is full.
-	paused bool
+	// paused says that the link of a kernel is not read because a receiver is full, and shut that
+	// it is not for want of memory.
+	paused, shut bool
 
 	// Congestion of our own ports, told on lane 0 alone (xmit.go, fillCongestion;
 	// docs/protocol.md, "Congestion").
@@ -485,7 +486,7 @@ func (p *Lane) established(now time.Duration) {
 	p.kicked = false
 	// Offsets and acknowledgements are of one link; sequences go on.
 	p.txOff, p.msgOff, p.txAcked, p.ackSeen = 0, 0, 0, 0
-	p.vain, p.backlog = 0, backlogNone
+	p.vain, p.backlog, p.shut = 0, backlogNone, false
 	p.upAt, p.lastTx, p.lastRx = now, now, now
 	p.c.links++
 	p.serial = p.c.links

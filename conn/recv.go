@@ -80,7 +80,7 @@ func (p *Lane) receive(now time.Duration, f *transport.Frame) error {
 		}
 	}
 	switch {
-	case p.backlog == backlogHeld && !p.paused:
+	case p.backlog == backlogHeld && !p.paused && !p.shut:
 		p.backlog = backlogRead
 	case p.backlog == backlogRead && now-p.lastRx >= backlogGap:
 		p.backlog = backlogNone
@@ -419,15 +419,15 @@ func (p *Lane) window0() int { return 1 << p.c.cfg.CreditLog2 }
 // backlog says what is known of the maps that a kernel's lane still brings.
 type backlog uint8
 
-// A kernel sends its map on any of its lanes, and maps have no numbers. One that stands unread behind
-// a datagram which a full receiver holds up is older than one that comes by another lane meanwhile,
-// and would have a port that is clear by now congested until the next change, which may never come. So
-// maps from behind it only clear ports. They have all been read once nothing has come for backlogGap:
+// A kernel sends its map on any of its lanes, and maps have no numbers. One that stands unread, be it
+// behind a datagram which a full receiver holds up, on a link that waits for its predecessor's end, or
+// for want of memory, is older than one that comes by another lane meanwhile, and would have a port that is clear by now congested until the next change, which may never come. So
+// maps that stood there only clear ports. They have all been read once nothing has come for backlogGap:
 // what the kernel's own socket still held comes a round trip later.
 const (
 	backlogNone backlog = iota
-	backlogHeld         // another lane has brought a map while this one is paused
-	backlogRead         // it is not paused any more, and what was held up is being read
+	backlogHeld         // another lane has brought a map while this one is not read
+	backlogRead         // it is read again, and with it what stood there
 )
 
 const backlogGap = time.Second
@@ -435,8 +435,23 @@ const backlogGap = time.Second
 // pause stops the reading of the link.
 func (p *Lane) pause() {
 	p.paused = true
+	p.stopped()
+}
+
+// stopped notes that what stood unread is not all read yet.
+func (p *Lane) stopped() {
 	if p.backlog == backlogRead {
 		p.backlog = backlogHeld
+	}
+}
+
+// Shut tells whether the link of attempt is left unread for want of memory.
+func (p *Lane) Shut(attempt uint64, on bool) {
+	if attempt != p.attempt {
+		return
+	}
+	if p.shut = on; on {
+		p.stopped()
 	}
 }
 
@@ -446,8 +461,11 @@ func (p *Lane) mapTopic() Topic {
 		return ToldOldMap
 	}
 	p.c.EachLane(func(q *Lane) {
-		if q.paused {
+		if q.paused || q.shut {
 			q.backlog = backlogHeld
+		}
+		for i := range q.waiting {
+			q.waiting[i].behind = q != p || q.waiting[i].behind // its own came later
 		}
 	})
 	return ToldMap

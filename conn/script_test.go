@@ -36,6 +36,7 @@ var update = flag.Bool("update", false, "write the expected lines of testdata/*.
 //	port PORT placed|no-port|no-room   what becomes of datagrams to our port
 //	local PORT on|off                  our port becomes congested or clear
 //	room                               receivers have room again
+//	shut LANE on|off                   its link is not read for want of memory
 //	grant on|off                       the memory budget allows credits or not
 //	blocked on|off                     somebody waits for a congested port of the peer
 //	kernels yes|no                     whether the peer may be a kernel
@@ -271,6 +272,9 @@ func (w *world) step(words []string) {
 			w.ourLog = append(w.ourLog, wire.PortState{Port: uint16(num(1)), Congested: on})
 			w.c.CongestionChanged(w.now)
 		}
+	case "shut":
+		p := lane()
+		p.Shut(p.attempt, arg(2) == "on")
 	case "room":
 		w.c.EachLane((*Lane).Resume)
 	case "grant":

@@ -39,6 +39,7 @@ type laneLink struct {
 	watched int64 // partial as it was after the last read
 	placed  bool  // partial is in the memory of its receiver, who is charged
 	kernel  bool  // the peer is one; the link's thread alone
+	shut    bool  // it may not be read, as the lane knows; the link's thread alone
 	skips   bool  // partial can be refused without being kept
 }
 
@@ -112,7 +113,14 @@ func (l *laneLink) Frame(f *transport.Frame) error {
 // MayRead implements transport.Gate. A kernel forgets what TCP has taken, so what was read of it
 // is kept, whoever lacks memory; it is not read while there is no memory for the next.
 func (l *laneLink) MayRead() bool {
-	return !l.kernel || l.partial > 0 || l.h.all.deps.Memory.Spare(quota.Partial, partialSure)
+	may := !l.kernel || l.partial > 0 || l.h.all.deps.Memory.Spare(quota.Partial, partialSure)
+	if may == l.shut {
+		l.shut = !may
+		l.h.Lock()
+		l.p.Shut(l.attempt, l.shut)
+		l.h.Unlock()
+	}
+	return may
 }
 
 // Buffer finds a place for a large payload, in the ring it is for.

@@ -201,3 +201,54 @@ func TestKernelIsNotReadWithoutMemory(t *testing.T) {
 		t.Error("with memory again it is not read")
 	}
 }
+
+// TestOldMapOfAKernelThatWasNotRead: what a kernel's link brings that was not read for want of memory
+// makes no port congested if another lane has brought a map meanwhile.
+func TestOldMapOfAKernelThatWasNotRead(t *testing.T) {
+	s := newSeam(t, nil)
+	first := s.acceptedLane(seamLower, 0)
+	congested := func(ports ...byte) *transport.Frame {
+		h := wire.Header{Flags: wire.FlagCongBitmap, Len: 8192}
+		f := &transport.Frame{Raw: h.Append(nil), Payload: make([]byte, 8192)}
+		copy(f.Payload, ports)
+		return f
+	}
+	read := func(l *fakeLink, want int, frames ...*transport.Frame) {
+		t.Helper()
+		if err := l.bring(t, frames...); err != nil {
+			t.Fatal(err)
+		}
+		e, _ := s.h.Lock()
+		defer s.h.Unlock()
+		if n := e.Known(seamLower).CongestedPorts(); n != want {
+			t.Errorf("%d ports are congested, want %d", n, want)
+		}
+	}
+	read(first, 0, kernelShake(wire.MaxLanes)...)
+	other := s.acceptedLane(seamLower, 3)
+	read(first, 1, congested(1))
+	memory := s.h.all.deps.Memory
+	spent := memory.Account(quota.Peer(seamHigher))
+	defer spent.Close()
+	l := first.h.(*laneLink)
+	for _, meanwhile := range []bool{false, true} {
+		n := memory.Limit() - memory.Used()
+		spent.Grow(quota.Chunks, n)
+		if l.MayRead() {
+			t.Error("it is read without memory")
+		}
+		if meanwhile {
+			read(other, 0, congested(0))
+		}
+		spent.Give(quota.Chunks, n)
+		if !l.MayRead() {
+			t.Error("it is not read with memory again")
+		}
+		want := 0
+		if !meanwhile {
+			read(other, 0, congested(0))
+			want = 1
+		}
+		read(first, want, congested(1))
+	}
+}
