@@ -109,7 +109,8 @@ func (p *Lane) next(now time.Duration) {
 	p.event(now, EvLink)
 	p.serial = w.serial
 	if w.behind {
-		p.backlog = backlogRead
+		p.backlogTo = p.recvB + backlogBytes
+		p.readBacklog(now)
 	}
 	// The link was parked: nothing was read from it while the former one could still bring
 	// bytes.

@@ -486,3 +486,25 @@ func TestPongsAreBounded(t *testing.T) {
 		t.Errorf("then %d wait and %d are dropped, want 64 and 72", p.pongs, w.ctr.PongDropped)
 	}
 }
+
+// TestBacklogOfALaneThatPausesOftenEnds: a lane that a full receiver has pause again and again makes ports
+// congested once as many bytes have come as could have stood unread.
+func TestBacklogOfALaneThatPausesOftenEnds(t *testing.T) {
+	w := newWorld(t, "10.0.0.2", "10.0.0.1", nil)
+	do := func(l ...string) {
+		for _, s := range l {
+			w.step(strings.Fields(s))
+			w.settle()
+		}
+	}
+	do("accept 40000", "recv 0 map ; probe seq=1 npaths=8 gen=7 sportidx ; answer seq=2 npaths=8 gen=7 sportidx", "accept 40003",
+		"port 5000 no-room", "recv 3 data 4000>5000 seq=1 len=5", "recv 0 map 4001")
+	seq := 1
+	for ; seq <= 100 && !w.peerMap.Congested(4000); seq++ {
+		do("port 5000 placed", "room", fmt.Sprintf("recv 3 data 4000>5000 seq=%d len=1048576 ; map 4000,4001", seq),
+			"port 5000 no-room", fmt.Sprintf("recv 3 data 4000>5000 seq=%d len=5", seq+1), "wait 1s")
+	}
+	if most := backlogBytes >> 20; seq < most/2 || seq > most+2 {
+		t.Errorf("a map counts behind %d MiB, want %d", seq, most)
+	}
+}

@@ -111,8 +111,11 @@ type Lane struct {
 	late    bool  // a hold waits, see moveAt
 	vain    uint8 // answers of TCP in a row that told nothing new, see pollEvery
 	backlog backlog
-	nextSeq uint64 // the next sequence to assign, from 1 (net/rds/rds.h, cp_next_tx_seq)
-	control list   // the protocol's own messages, which go before data
+	// Of a backlog: when it is over, if it is read, and at how many bytes received at the latest.
+	backlogEnd time.Duration
+	backlogTo  uint64
+	nextSeq    uint64 // the next sequence to assign, from 1 (net/rds/rds.h, cp_next_tx_seq)
+	control    list   // the protocol's own messages, which go before data
 	// retrans holds messages that were sent on an earlier link and not acknowledged
 	// (net/rds/rds.h, cp_retrans). They go before any new sequence.
 	retrans list

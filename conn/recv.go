@@ -81,8 +81,8 @@ func (p *Lane) receive(now time.Duration, f *transport.Frame) error {
 	}
 	switch {
 	case p.backlog == backlogHeld && !p.paused && !p.shut:
-		p.backlog = backlogRead
-	case p.backlog == backlogRead && now-p.lastRx >= backlogGap:
+		p.readBacklog(now)
+	case p.backlog == backlogRead && (now >= p.backlogEnd || p.recvB >= p.backlogTo):
 		p.backlog = backlogNone
 	}
 	p.lastRx = now
@@ -422,15 +422,23 @@ type backlog uint8
 // A kernel sends its map on any of its lanes, and maps have no numbers. One that stands unread, be it
 // behind a datagram which a full receiver holds up, on a link that waits for its predecessor's end, or
 // for want of memory, is older than one that comes by another lane meanwhile, and would have a port that is clear by now congested until the next change, which may never come. So
-// maps that stood there only clear ports. They have all been read once nothing has come for backlogGap:
-// what the kernel's own socket still held comes a round trip later.
+// maps that stood there only clear ports. They have all been read when the lane has been read for backlogFor,
+// or backlogBytes have come: that is more than both ends' sockets hold.
 const (
 	backlogNone backlog = iota
 	backlogHeld         // another lane has brought a map while this one is not read
 	backlogRead         // it is read again, and with it what stood there
 )
 
-const backlogGap = time.Second
+const (
+	backlogFor   = 5 * time.Second
+	backlogBytes = 64 << 20
+)
+
+// readBacklog notes that what stood unread is read from now on.
+func (p *Lane) readBacklog(now time.Duration) {
+	p.backlog, p.backlogEnd = backlogRead, now+backlogFor
+}
 
 // pause stops the reading of the link.
 func (p *Lane) pause() {
@@ -446,12 +454,16 @@ func (p *Lane) stopped() {
 }
 
 // Shut tells whether the link of attempt is left unread for want of memory.
-func (p *Lane) Shut(attempt uint64, on bool) {
+func (p *Lane) Shut(now time.Duration, attempt uint64, on bool) {
 	if attempt != p.attempt {
 		return
 	}
-	if p.shut = on; on {
+	p.shut = on
+	switch {
+	case on:
 		p.stopped()
+	case p.backlog == backlogHeld && !p.paused:
+		p.readBacklog(now) // there may be nothing, of which no frame tells
 	}
 }
 
@@ -462,7 +474,7 @@ func (p *Lane) mapTopic() Topic {
 	}
 	p.c.EachLane(func(q *Lane) {
 		if q.paused || q.shut {
-			q.backlog = backlogHeld
+			q.backlog, q.backlogTo = backlogHeld, q.recvB+backlogBytes
 		}
 		for i := range q.waiting {
 			q.waiting[i].behind = q != p || q.waiting[i].behind // its own came later

@@ -274,7 +274,7 @@ func (w *world) step(words []string) {
 		}
 	case "shut":
 		p := lane()
-		p.Shut(p.attempt, arg(2) == "on")
+		p.Shut(w.now, p.attempt, arg(2) == "on")
 	case "room":
 		w.c.EachLane((*Lane).Resume)
 	case "grant":

@@ -116,8 +116,8 @@ func (l *laneLink) MayRead() bool {
 	may := !l.kernel || l.partial > 0 || l.h.all.deps.Memory.Spare(quota.Partial, partialSure)
 	if may == l.shut {
 		l.shut = !may
-		l.h.Lock()
-		l.p.Shut(l.attempt, l.shut)
+		_, now := l.h.Lock()
+		l.p.Shut(now, l.attempt, l.shut)
 		l.h.Unlock()
 	}
 	return may
