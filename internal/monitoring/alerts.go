@@ -73,7 +73,7 @@ One user: look at what he has open (` + "`rdsd sockets`" + `). Unread datagrams 
 		{
 			"RdsdLimitRefuses", `sum by (job, instance, budget) (increase(rdsd_budget_refused_total[5m])) > 0`, "5m", Warning,
 			"the limit {{ $labels.budget }} of rdsd at {{ $labels.instance }} refuses work",
-			"The limit {{ $labels.budget }} of {{ $labels.instance }} has refused something in each of the last five minutes. Applications see the errno of that limit.",
+			"The limit {{ $labels.budget }} of {{ $labels.instance }} has refused something at least twice within ten minutes, and within the last five. The section Limits of the documentation says what whom it refuses gets.",
 			`
 [Limits](operations.md#limits) says which key the limit has and what whom it refuses gets. If one user or peer uses it
 (` + "`rdsd sockets`, `rdsd peers`" + `), that is where to look; else raise it under ` + "`[limits]`" + `.`,

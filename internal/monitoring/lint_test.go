@@ -224,7 +224,7 @@ func knownMetrics(t *testing.T) map[string]bool {
 	return known
 }
 
-// TestRulesKnowTheirMetrics: what rules and runbooks ask for exists.
+// TestRulesKnowTheirMetrics: what rules, runbooks and the operator's page ask for exists.
 func TestRulesKnowTheirMetrics(t *testing.T) {
 	known := knownMetrics(t)
 	check := func(where, text string) {
@@ -241,4 +241,10 @@ func TestRulesKnowTheirMetrics(t *testing.T) {
 		check(a.Name, a.Expr)
 		check(a.Name, a.Runbook)
 	}
+	page, err := os.ReadFile(file("docs", "operations.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// What else is called so: a module, and the label of a metric.
+	check("operations.md", regexp.MustCompile(`\b(rds_tcp|go_version)\b`).ReplaceAllString(string(page), ""))
 }

@@ -42,6 +42,9 @@ var alertCases = []alertCase{
 		[]string{`rdsd_budget_used{` + n1 + `,budget="memory"} 95x60`, `rdsd_budget_limit{` + n1 + `,budget="memory"} 100x60`},
 		[]string{`rdsd_budget_used{` + n1 + `,budget="memory"} 80x60`, `rdsd_budget_limit{` + n1 + `,budget="memory"} 100x60`}, "40m"},
 	counts("RdsdLimitRefuses", "rdsd_budget_refused_total", `budget="sockets"`),
+	// Twice is enough, four minutes apart, and once is not.
+	{"RdsdLimitRefuses", n1 + `,budget="sockets"`, []string{`rdsd_budget_refused_total{` + n1 + `,budget="sockets"} 7 7 8 8 8 8 9x60`},
+		[]string{`rdsd_budget_refused_total{` + n1 + `,budget="sockets"} 7 7 8x60`}, "8m"},
 	{"RdsdDescriptorsNearLimit", n1 + `,budget="descriptors"`,
 		[]string{`rdsd_budget_used{` + n1 + `,budget="descriptors"} 95x60`, `rdsd_budget_limit{` + n1 + `,budget="descriptors"} 100x60`},
 		[]string{`rdsd_budget_used{` + n1 + `,budget="descriptors"} 50x60`, `rdsd_budget_limit{` + n1 + `,budget="descriptors"} 100x60`}, "40m"},

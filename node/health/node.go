@@ -49,7 +49,7 @@ func (x *Exam) Node(n *Node) {
 func (x *Exam) configuration(n *Node) {
 	if n.Lonely {
 		x.add(Problem{Code: NoPeers, Severity: Warning, Subject: "[[peers]]", Text: "no peer beyond loopback is allowed",
-			Remedy: `in the configuration: [[peers]] address = "10.0.0.0/24" (the network of the other nodes), then systemctl reload rdsd`})
+			Remedy: `in the configuration a line [[peers]] and below it a line address = "10.0.0.0/24" (the network of the other nodes), then systemctl reload rdsd`})
 	}
 	if n.Loopback {
 		x.add(Problem{Code: LoopbackOnly, Severity: Note, Subject: "rds.addresses", Text: "the daemon serves loopback addresses alone: other nodes cannot reach it",
@@ -75,15 +75,37 @@ func (x *Exam) configuration(n *Node) {
 
 // limits are the keys of the configuration that set the budgets, and who shows what
 // uses one.
-var limits = map[string]struct{ key, look string }{
-	"memory":      {"limits.memory_bytes", "rdsd status shows what holds it"},
-	peersBudget:   {"limits.max_peers", "rdsd peers"},
-	"sockets":     {"limits.max_sockets", "rdsd sockets"},
-	"clients":     {"limits.max_clients", "rdsd sockets"},
-	"handshakes":  {"limits.max_handshakes", "ss -tn 'sport = :16385' shows who connects and says nothing"},
-	"descriptors": {"limits.max_descriptors", "rdsd sockets; where the key is 0, LimitNOFILE= in the unit file is the limit"},
-	"exports":     {"volumes.max_exports", "rdsd volume ls"},
-	"mappings":    {"volumes.max_mappings", "rdsd volume ls"},
+var limits = map[string]struct {
+	key, look string
+	reload    bool // it takes effect while the daemon runs
+}{
+	"memory":      {"limits.memory_bytes", "rdsd status shows what holds it", false},
+	peersBudget:   {"limits.max_peers", "rdsd peers", false},
+	"sockets":     {"limits.max_sockets", "rdsd sockets", false},
+	"clients":     {"limits.max_clients", "rdsd sockets", true},
+	"handshakes":  {"limits.max_handshakes", "ss -tn shows who connects to rds.port and says nothing", true},
+	"descriptors": {"limits.max_descriptors", "rdsd sockets; where the key is 0, LimitNOFILE= in the unit file is the limit", false},
+	"exports":     {"volumes.max_exports", "rdsd volume ls", false},
+	"mappings":    {"volumes.max_mappings", "rdsd volume ls", false},
+}
+
+// Limits tells of each key that Budget names whether a change of it takes effect while the daemon
+// runs.
+func Limits() map[string]bool {
+	m := map[string]bool{}
+	for _, l := range limits {
+		m[l.key] = l.reload
+	}
+	return m
+}
+
+// raise is what mends a limit that is spent.
+func raise(name string) string {
+	l, how := limits[name], "restart"
+	if l.reload {
+		how = "reload"
+	}
+	return fmt.Sprintf("raise %s and systemctl %s rdsd, or find who uses it: %s", l.key, how, l.look)
 }
 
 // peersBudget is the one whose places are given up only when others want them: that it is
@@ -99,14 +121,14 @@ func (x *Exam) Budget(name string, used, limit uint64, refused time.Duration) {
 		if refused > 0 && refused <= Recent {
 			x.add(Problem{Code: LimitReached, Severity: Error, Subject: l.key,
 				Text:   fmt.Sprintf("a peer was refused %s ago, because there were as many as may be of a local address and none rested; %d of %d are known (%s)", lasted(refused), used, limit, name),
-				Remedy: fmt.Sprintf("raise %s and restart, or find who uses it: %s", l.key, l.look)})
+				Remedy: raise(name)})
 		}
 		return
 	}
 	if !ok || limit == 0 || used < limit-limit/10 {
 		return
 	}
-	p := Problem{Code: LimitNear, Severity: Warning, Subject: l.key, Remedy: fmt.Sprintf("raise %s and restart, or find who uses it: %s", l.key, l.look)}
+	p := Problem{Code: LimitNear, Severity: Warning, Subject: l.key, Remedy: raise(name)}
 	shown := [2]string{fmt.Sprint(used), fmt.Sprint(limit)}
 	if name == "memory" {
 		shown = [2]string{plain.Bytes(float64(used)), plain.Bytes(float64(limit))}
@@ -147,7 +169,7 @@ func (x *Exam) Logged(l *Logged) {
 	}
 	if what := refusals[l.Message]; what != "" && l.Peer != "" {
 		x.add(Problem{Code: PeerRefused, Severity: Warning, Subject: "peer " + l.Peer, Text: fmt.Sprintf("a connection for %s from %s was refused %s ago: %s", what, l.Peer, lasted(l.Age), l.Error),
-			Remedy: fmt.Sprintf(`if it is to be a peer, in the configuration: [[peers]] address = %q, then systemctl reload rdsd`, l.Peer)})
+			Remedy: "if it is to be a peer, " + rule(l.Peer)})
 		return
 	}
 	if x.log.distinct == 0 || l.Age < x.log.last.Age {

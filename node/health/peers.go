@@ -31,9 +31,9 @@ var causes = []cause{
 	{"connection refused", "nobody listens there: start rdsd on %s (systemctl start rdsd), or modprobe rds_tcp for a kernel; and see that rds.port is the same on both nodes"},
 	{"no route to host", "there is no way to %s: ip route get, the cable, a firewall that rejects"},
 	{"network is unreachable", "there is no way to %s: ip route get, and an address of that family on this machine"},
-	{"timed out", "%s does not answer: ping it; if it does, a firewall drops TCP port 16385"},
-	{"timeout", "%s does not answer: ping it; if it does, a firewall drops TCP port 16385"},
-	{"poked", "%s has to connect to this node and does not: rdsd peers there; a firewall that drops TCP port 16385 here; a [[peers]] rule there for this node"},
+	{"timed out", "%s does not answer: ping it; if it does, a firewall drops the TCP port of rds.port"},
+	{"timeout", "%s does not answer: ping it; if it does, a firewall drops the TCP port of rds.port"},
+	{"poked", "%s has to connect to this node and does not: rdsd peers there; a firewall that drops the TCP port of rds.port here; a [[peers]] rule there for this node"},
 	{"not allow", "a [[peers]] rule for this node in the configuration of %s"},
 	{"reset by peer", "%s closes the connection: a [[peers]] rule there for this node; rdsd errors there"},
 	{"address was taken", "give the address back to this machine (ip addr add), or take it out of rds.addresses"},
@@ -50,7 +50,13 @@ func remedy(reason, peer string) string {
 			return c.mend
 		}
 	}
-	return fmt.Sprintf("see that rdsd runs on %s, that TCP port 16385 is open both ways, and that each node has a [[peers]] rule for the other; rdsd ping %s", peer, peer)
+	return fmt.Sprintf("see that rdsd runs on %s, that the TCP port of rds.port is open both ways, and that each node has a [[peers]] rule for the other; rdsd ping %s", peer, peer)
+}
+
+// rule is how an address is allowed. A second rule for the very same one is refused, and so is a
+// table's name with a key on its line: what is said here has to load as it is said.
+func rule(address string) string {
+	return fmt.Sprintf("in the configuration a line [[peers]] and below it a line address = %q (or without its deny, if a rule has just that), then systemctl reload rdsd", address)
 }
 
 // Peer tells of one.
@@ -68,14 +74,14 @@ func (x *Exam) Peer(p *Peer) {
 		} else {
 			out.Text += "there is a link to it"
 		}
-		out.Remedy = fmt.Sprintf(`in the configuration: [[peers]] address = %q, then systemctl reload rdsd`, peer)
+		out.Remedy = rule(peer)
 		x.add(out)
 		return
 	}
 	if p.Failing > 0 && strings.Contains(p.LastError, causes[0].part) {
 		out.Code, out.Severity = KernelNotAllowed, Error
 		out.Text = peer + " is a kernel: " + p.LastError
-		out.Remedy = fmt.Sprintf(`in the configuration: [[peers]] address = %q kernel = true, then systemctl reload rdsd`, peer)
+		out.Remedy = fmt.Sprintf("kernel = true in the [[peers]] rule that has %s (rdsd config show --running has them all), then systemctl reload rdsd", peer)
 		x.add(out)
 		return
 	}

@@ -16,6 +16,7 @@ type infoView struct {
 	Peers      []rdsd.Peer           `json:"peers"`
 	Sockets    []rdsd.SocketInfo     `json:"sockets"`
 	Queue      []rdsd.QueuedDatagram `json:"queue"`
+	Truncated  bool                  `json:"truncated"` // more are queued
 	Congestion []rdsd.CongestedPort  `json:"congestion"`
 	Counters   []rdsd.Counter        `json:"counters"`
 }
@@ -32,6 +33,9 @@ kernel's tool see 'rdsd rds-info'.`,
 				v, err := fetchInfo(ctx, c)
 				if err != nil {
 					return err
+				}
+				if v.Truncated {
+					fmt.Fprintf(a.err, "rdsd: only the first %d queued datagrams are shown; see rdsd queue --limit\n", len(v.Queue))
 				}
 				if a.json {
 					return writeJSON(a.out, v)
@@ -68,7 +72,7 @@ func fetchInfo(ctx context.Context, c source) (v infoView, err error) {
 	if v.Sockets, err = c.Sockets(ctx); err != nil {
 		return v, err
 	}
-	if v.Queue, _, err = c.Queue(ctx, rdsd.QueueAll, 0); err != nil {
+	if v.Queue, v.Truncated, err = c.Queue(ctx, rdsd.QueueAll, 0); err != nil {
 		return v, err
 	}
 	if v.Congestion, err = c.Congestion(ctx); err != nil {

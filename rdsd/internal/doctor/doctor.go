@@ -95,7 +95,7 @@ func (x *exam) descriptors() {
 		x.add(OK, "file descriptors", "", "a process may have %d", hard)
 		return
 	}
-	x.add(Warning, "file descriptors", "LimitNOFILE=65536 in the unit file (systemctl edit rdsd), or ulimit -Hn 65536 in the shell", "a process may have %d: a client with rings takes 6, a peer 8", hard)
+	x.add(Warning, "file descriptors", "LimitNOFILE=65536 in the unit file (systemctl edit rdsd), or ulimit -Hn 65536 in the shell", "a process may have %d: a client with rings takes 2 to 4, a peer 8", hard)
 }
 
 // memoryBesides is what the process needs beside limits.memory_bytes.
