@@ -3,6 +3,8 @@ package conn
 import (
 	"errors"
 	"time"
+
+	"github.com/rdsd/rdsd/wire"
 )
 
 var errAckAhead = errors.New("it acknowledges or refuses what was never sent")
@@ -133,19 +135,31 @@ func (p *Lane) ackTCP(now time.Duration, bytes uint64) {
 	p.c.tryGrow(now)
 }
 
-// mayGrant reports whether there is room for more messages of the peer.
-func (p *Lane) mayGrant() bool { return p.c.owner.MayGrant() && !p.refusalsWait() }
+// creditFloor is how many credits a peer keeps although memory is short: enough for the largest frame. Others
+// may hold that memory for as long as they like, and each frame that comes is still judged by itself.
+const creditFloor = wire.MaxDatagram / creditUnit
+
+// grantable is how many of the credits that are owed may be given back now.
+func (p *Lane) grantable() int {
+	switch {
+	case p.refusalsWait():
+		return 0
+	case p.c.owner.MayGrant():
+		return p.owed
+	}
+	return max(0, min(p.owed, creditFloor-p.granted))
+}
 
 // creditsToGrant is how many credits to put into the next frame.
 func (p *Lane) creditsToGrant(now time.Duration) uint8 {
 	if p.owed <= 0 {
 		return 0
 	}
-	if !p.mayGrant() {
+	n := p.grantable()
+	if n < p.owed {
 		p.c.ctr.CreditWithheld++
 		// No call announces that memory is free again, so look a little later.
 		p.c.rearm(now + p.c.cfg.AckDelay*4)
-		return 0
 	}
-	return uint8(min(p.owed, 255))
+	return uint8(min(n, 255))
 }

@@ -388,7 +388,7 @@ func (p *Lane) ReceivedAll(now time.Duration, attempt uint64) {
 		// A quarter of the window is owed: it goes back before the peer has nothing left and
 		// stops, also when no other frame goes that way.
 		if p.owed >= p.window0()/4 {
-			if p.ackable() != p.ackedRx || p.mayGrant() {
+			if p.ackable() != p.ackedRx || p.grantable() > 0 {
 				p.ackPending = true
 			} else { // a frame that says nothing new would be answered by one like it, without end
 				p.c.rearm(now + p.c.cfg.AckDelay*4)

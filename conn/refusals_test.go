@@ -226,14 +226,37 @@ func TestRefusalsAcknowledged(t *testing.T) {
 func TestRefusalsAtTheQuarter(t *testing.T) {
 	w := refusing(t)
 	p := w.c.lanes[0]
+	p.granted, p.owed = 127, 1
 	for n := 1; n <= 34; n++ {
 		p.refuse(uint64(n), 1, wire.ReasonNoRoom)
-		if got, want := p.mayGrant(), n <= 128/4; got != want {
+		if got, want := p.grantable() > 0, n <= 128/4; got != want {
 			t.Errorf("%d of 128 are refused: credits are renewed %v", n, got)
 		}
 	}
-	if p.again = true; !p.mayGrant() {
+	if p.again = true; p.grantable() == 0 {
 		t.Error("one that sends again gets no credits")
+	}
+}
+
+// Credits withheld for refusals go back once these are fewer, with nothing else to do then, if the
+// peer has so few that its largest datagram would wait.
+func TestWithheldForRefusals(t *testing.T) {
+	for granted, back := range map[int]int{63: 65, 64: 0} {
+		w := refusing(t)
+		p := w.c.lanes[0]
+		p.granted, p.owed, p.refusals = granted, 128-granted, 128/4+1
+		w.c.Tick(w.now)
+		w.settle()
+		if p.granted != granted {
+			t.Errorf("with %d refusals the peer's credits went from %d to %d", p.refusals, granted, p.granted)
+		}
+		p.refusals = 128 / 4
+		w.c.Tick(w.now)
+		w.settle()
+		if p.granted != granted+back {
+			t.Errorf("with %d refusals the peer has %d credits of 128, and had %d", p.refusals, p.granted, granted)
+		}
+		p.refusals = 0
 	}
 }
 

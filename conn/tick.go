@@ -3,8 +3,6 @@ package conn
 import (
 	"errors"
 	"time"
-
-	"github.com/rdsd/rdsd/wire"
 )
 
 var errSilent = errors.New("the peer fell silent")
@@ -137,8 +135,8 @@ func (p *Lane) tickRdsd(now time.Duration) time.Duration {
 	next = min(next, p.ackDue)
 	// The peer may be unable to send its next frame: fewer credits are left than a quarter,
 	// or than the largest frame costs.
-	if p.owed > 0 && p.granted < max(p.window0()/4, creditCost(wire.MaxDatagram)) {
-		if p.mayGrant() {
+	if p.owed > 0 && p.granted < max(p.window0()/4, creditFloor) {
+		if p.grantable() > 0 {
 			p.ackPending = true
 			p.kick()
 		} else {

@@ -4,6 +4,7 @@ import (
 	"math/rand"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"testing"
 
 	"github.com/rdsd/rdsd/conn"
@@ -164,4 +165,36 @@ func sendRoom(e *Engine) int {
 func fits(e *Engine, a *quota.Account, n int) bool {
 	_, _, shared := e.room(a, n)
 	return shared
+}
+
+// TestOthersHoldTheMemory: others hold nineteen twentieths of the node's memory and never give it back. A
+// lane goes on all the same, and waits for no timer.
+func TestOthersHoldTheMemory(t *testing.T) {
+	w := newPair(t)
+	rest := new(atomic.Int64)
+	w.b.cfg.Budget = &Budget{Limit: 1 << 20, Rest: rest}
+	rest.Store(1 << 20 * 95 / 100)
+	from, err := w.a.Bind(0, SocketOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	to, err := w.b.Bind(4000, SocketOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 3 << w.b.cfg.Conn.CreditLog2 {
+		if err := from.Send(w.now, to.Addr(), make([]byte, 64), uint64(i), Quiet); err != nil {
+			t.Fatalf("send %d: %v", i, err)
+		}
+		w.run()
+		d, ok := to.Queue().Recv()
+		if !ok {
+			t.Fatalf("%d datagrams were read one by one, and the next does not come", i)
+		}
+		d.Release()
+		to.ReadAll(w.now)
+	}
+	if w.b.Counters().CreditWithheld == 0 {
+		t.Error("no credits were withheld")
+	}
 }

@@ -62,7 +62,7 @@ func (n *node) start() {
 		// stranded by a restart with fewer.
 		n.cfg.Conn.Lanes = max(n.cfg.Conn.Lanes, lanes)
 	}
-	n.cfg.Budget = &rds.Budget{Limit: n.w.drawBudget()}
+	n.cfg.Budget = n.w.drawBudget()
 	n.epoch++
 	n.views = map[*conn.Lane]*view{}
 	n.posted = map[linkKey][]*post{}
@@ -128,7 +128,7 @@ func (n *node) dispose(eng *rds.Engine, links []*link) {
 	c := eng.Counters()
 	n.w.counters.Add(&c)
 	eng.End() // the node is told of memory at the end of a step
-	if u := n.cfg.Budget.Used(); u != 0 {
+	if u := n.cfg.Budget.Datagrams(); u != 0 {
 		n.w.fail("M1: %v: %d bytes of the budget are taken after everything was closed", n.addr, u)
 	}
 }

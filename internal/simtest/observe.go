@@ -89,7 +89,7 @@ func (n *node) offer(l *link, f *transport.Frame) error {
 				}
 			})
 		}
-		if m := to.m; m != nil && kind == wire.KindData && m.tried != m.asked && (m.tried || rdsd && err == nil && n.cfg.Budget.Limit == 1<<30) {
+		if m := to.m; m != nil && kind == wire.KindData && m.tried != m.asked && (m.tried || rdsd && err == nil && n.cfg.Budget.Limit >= ample) {
 			w.fail("D7: %v: memory was asked for %v, a frame was offered %v: %v, %v", to.addr, m.asked, m.tried, &h, err)
 		}
 	}
@@ -116,7 +116,7 @@ func (n *node) offer(l *link, f *transport.Frame) error {
 func (n *node) skips(l *link, h *wire.Header, f *transport.Frame) bool {
 	const often = 37
 	draw := (h.Seq*0x9e3779b97f4a7c15 ^ l.attempt*0xbf58476d1ce4e5b9) >> 32
-	return n.cfg.Budget.Limit != 1<<30 && len(f.Payload) > 0 && draw%often == 0 && l.p.Skips(f.Raw)
+	return n.cfg.Budget.Limit < ample && len(f.Payload) > 0 && draw%often == 0 && l.p.Skips(f.Raw)
 }
 
 func (n *node) observeIn(l *link, h *wire.Header, kind wire.Kind, placed bool) {

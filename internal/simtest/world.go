@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"github.com/rdsd/rdsd/internal/stats"
@@ -64,6 +65,7 @@ type World struct {
 	crashes                bool
 	fair                   bool // nothing ever fails: no path is lost, and everything is decided soon
 	hungry                 bool // little memory for all sockets of a node, clients that stop in the middle
+	crowded                bool // others hold nineteen twentieths of the memory of each node that has much
 	flood                  bool // bursts that pass the hard limits before the sender knows
 	faults                 int
 	sleeper                bool // one reader sleeps through the end
@@ -83,6 +85,7 @@ func newWorld(seed int64, o Options) *World {
 	if seed*0x9e3779b1>>8&1 == 0 { // not drawn: that would make other worlds of all seeds
 		w.hunger()
 	}
+	w.crowded = seed*0x85ebca77>>9&7 == 0
 	w.net = sim.NewNet(c, rng, w.drawProfile())
 	if o.Shape != nil {
 		o.Shape(w)
@@ -213,7 +216,7 @@ func (w *World) teardown() {
 	for end := w.Now() + time.Second; w.bad == nil && w.Step(end); {
 	}
 	for _, n := range w.nodes {
-		if u := n.cfg.Budget.Used(); u != 0 {
+		if u := n.cfg.Budget.Datagrams(); u != 0 {
 			w.fail("M1: %v: %d bytes of the budget are taken a second after every socket was closed", n.addr, u)
 		}
 		n.crash(false)
@@ -311,14 +314,21 @@ func (w *World) drawConfig() rds.Config {
 	return c
 }
 
-func (w *World) drawBudget() int64 {
-	if w.hungry {
-		return 64<<10 + int64(w.rng.Intn(64<<10)) // the largest datagram takes a quarter
+// ample is a budget that is never spent.
+const ample = 1 << 30
+
+func (w *World) drawBudget() *rds.Budget {
+	switch {
+	case w.hungry:
+		return &rds.Budget{Limit: 64<<10 + int64(w.rng.Intn(64<<10))} // the largest datagram takes a quarter
+	case (w.tight || w.flood) && w.chance(2):
+		return &rds.Budget{Limit: 3<<20 + int64(w.rng.Intn(4<<20))}
+	case w.crowded:
+		b := &rds.Budget{Limit: 20 * ample, Rest: new(atomic.Int64)}
+		b.Rest.Store(19 * ample)
+		return b
 	}
-	if (w.tight || w.flood) && w.chance(2) {
-		return 3<<20 + int64(w.rng.Intn(4<<20))
-	}
-	return 1 << 30
+	return &rds.Budget{Limit: ample}
 }
 
 // drawBuf draws a socket's buffer; 0 is the default.
