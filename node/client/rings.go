@@ -109,7 +109,8 @@ func (r *ringSock) Poll(now time.Duration) (worked bool) {
 			r.ringReaders()
 		}
 	}
-	posts = !r.blocked.Load() && (r.left || posts)
+	// What was not shown yet is looked at though the engine had no room, or the rings could never sleep.
+	posts = posts || r.left && !r.blocked.Load()
 	if posts && !r.share.May(now, &r.Ring) {
 		posts, worked = false, true
 	}
@@ -180,7 +181,7 @@ func (r *ringSock) Sleep() bool {
 			return false
 		}
 	}
-	return r.End.Sleep() || r.blocked.Load() && !r.End.HasRoom()
+	return r.End.Sleep()
 }
 
 // Wake takes it back.

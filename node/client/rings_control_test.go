@@ -433,6 +433,23 @@ func TestHeldUntilItCannotGrow(t *testing.T) {
 	}
 }
 
+// TestBlockedIsHeard: a socket for whose sends the engine has no room sleeps so that its client is heard, also
+// when what had been left was taken for a Cancel and more was posted behind that.
+func TestBlockedIsHeard(t *testing.T) {
+	n, cfg := startClients(t)
+	c := clienttest.AttachRing(t, cfg, clienttest.BindTo(cfg.RDS.Addresses[0], 0))
+	defer c.Close()
+	var tag uint64
+	c.Post(t, clienttest.Nobody, 60, 4096, &tag)
+	c.Ask(t, clienttest.CancelOf(1, netip.AddrPortFrom(clienttest.Nobody.Addr(), 8)))
+	c.Answer(t)
+	if n := n.deps.Count.RingPosts.Load(); n != 60 {
+		t.Fatalf("%d of 60 descriptors are taken", n)
+	}
+	c.Post(t, clienttest.Nobody, 1, 1, &tag)
+	await.Until(t, time.Minute, "the daemon says that it sleeps", func() bool { return c.Region.DaemonSleeps().Load() != 0 })
+}
+
 // asleep waits until a message of the only socket is held and its rings are not looked at any more.
 func asleep(t *testing.T, n *world, what string) {
 	t.Helper()
