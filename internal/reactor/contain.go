@@ -19,6 +19,7 @@ type Owner interface {
 type doing struct {
 	what uint8
 	at   int // of events
+	of   int // so many of them
 }
 
 const (
@@ -48,18 +49,20 @@ func (r *Reactor) contain() {
 	}
 	err := r.rest.opt.Guard.Caught(what, v)
 	r.asleep.Store(false)
-	switch r.doing.what {
-	case inQueue:
-		r.queue.again()
-	case inEnd:
-		r.endsAgain()
-	}
 	if p, ok := o.(Poller); ok {
 		r.hot.undoze(p)
 		r.hot.leave(p)
 	}
 	if s := r.at(); s != nil {
 		r.Remove(s.fd)
+	}
+	switch r.doing.what {
+	case inQueue:
+		r.queue.again()
+	case inSource: // epoll tells an edge once
+		r.late = copy(r.events[:], r.events[r.doing.at+1:r.doing.of])
+	case inEnd:
+		r.endsAgain()
 	}
 	if o != nil { // else the process has ended, but in tests
 		r.queue.put(task{f: func() { o.Fault(err) }})

@@ -142,6 +142,49 @@ func TestAPanicEndsItsOwner(t *testing.T) {
 	}
 }
 
+// TestEventsBehindAPanic: a handler panics, and edges that were fetched with its event are told, once.
+func TestEventsBehindAPanic(t *testing.T) {
+	r, _, _ := guarded(t)
+	const n = 10
+	var all []*owned
+	var fds []int
+	for i := range n {
+		in := ""
+		if i%4 == 0 {
+			in = "ready"
+		}
+		fd, err := unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(fd)
+		all, fds = append(all, newOwned(in)), append(fds, fd)
+		if err := r.Add(fd, unix.EPOLLIN|unix.EPOLLET, all[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.Do(func() { // before epoll is asked
+		for _, fd := range fds {
+			unix.Write(fd, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+		}
+	})
+	for i := 0; i < n; i += 4 {
+		select {
+		case <-all[i].fault:
+		case <-time.After(30 * time.Second):
+			t.Fatalf("owner %d was not told", i)
+		}
+	}
+	for range 3 {
+		r.Sync()
+	}
+	for i, o := range all {
+		if got := o.readys.Load(); got != 1 {
+			t.Errorf("handler %d was called %d times", i, got)
+		}
+	}
+}
+
 // TestFunctionsBehindAPanic: one of many functions panics, all others run, in order.
 func TestFunctionsBehindAPanic(t *testing.T) {
 	r, _, _ := guarded(t)

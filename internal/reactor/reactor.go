@@ -62,7 +62,7 @@ type Reactor struct {
 	spin   spin
 	rest   rest
 	events [maxEvents]unix.EpollEvent
-	late   int     // events a blocking wait has brought, not handled yet
+	late   int     // events that were fetched and not handled yet
 	eager  *source // was ready last, of those that are Eager
 	tries  int     // how often it was asked since epoll was
 

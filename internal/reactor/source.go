@@ -121,7 +121,7 @@ func (r *Reactor) source(fd int) *source {
 // descriptor was removed, and perhaps given to another owner, has another generation and is
 // dropped.
 func (r *Reactor) dispatch(n int) {
-	r.doing.what = inSource
+	r.doing.what, r.doing.of = inSource, n
 	for i := range n {
 		ev := &r.events[i]
 		r.doing.at = i
