@@ -145,6 +145,43 @@ func TestResizeIsSeen(t *testing.T) {
 	}
 }
 
+// TestResizeOfOtherNames: who has a file open under another name of it sees that it has another size, too,
+// and does not make it long again.
+func TestResizeOfOtherNames(t *testing.T) {
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	server.start()
+	client.start()
+	ctx := testCtx(t)
+	disk := file(t, "disk", 4<<20)
+	mustExport(t, server.h, disk)
+	other, golden := disk, disk
+	other.Name, golden.Name, golden.ReadOnly = "other", "golden", true
+	mustExport(t, server.h, other)
+	mustExport(t, server.h, golden)
+	m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "other"})
+	ro := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "golden", Access: AccessRO})
+	c := open(t, m)
+	for _, size := range []uint64{1 << 20, 8 << 20} {
+		if n, err := server.h.ResizeExport(ctx, "disk", size); err != nil || n != size {
+			t.Fatal(n, err)
+		}
+		if size < 4<<20 {
+			if err := writePattern(c, 3<<20, 4096, 1, 4096); err == nil {
+				t.Error("a write beyond the end has succeeded")
+			}
+			if st, err := os.Stat(disk.Path); err != nil || st.Size() != int64(size) {
+				t.Errorf("%v, %v", st, err)
+			}
+		}
+		for _, i := range []MappingInfo{m, ro} {
+			if n, err := client.h.ResizeMapping(ctx, i.ID, 0); err != nil || n != size {
+				t.Errorf("%s has %d bytes (%v), want %d", i.Name, n, err, size)
+			}
+		}
+	}
+}
+
 func TestUnexportByForce(t *testing.T) {
 	server, client, _, m := withFaults(t, memory("mem", 1<<20), MapSpec{})
 	ctx := testCtx(t)

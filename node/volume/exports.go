@@ -429,24 +429,9 @@ func (h *Host) ResizeExport(ctx context.Context, name string, size uint64) (uint
 	if size != 0 && x.spec.ReadOnly {
 		return 0, rdserr.With(rdserr.ErrReadOnly, "export %q is read-only", name)
 	}
-	var devices []blk.Device
-	for _, o := range h.srv.openVolumes() {
-		if o.Export == x.exp && o.Device != nil && !slices.Contains(devices, o.Device) {
-			devices = append(devices, o.Device)
-		}
-	}
-	if d := x.exp.Device; d != nil && len(devices) == 0 {
-		devices = append(devices, d)
-	}
-	h.mu.Lock()
-	was := x.info
-	h.mu.Unlock()
-	var is blk.Info
+	var was, is blk.Info
 	err := h.do(ctx, x.spec.Path, func() (err error) {
-		if len(devices) > 0 {
-			was = *devices[0].Info()
-		}
-		is, err = x.resize(devices, size)
+		was, is, err = h.resize(x, size)
 		return err
 	})
 	if err != nil {
@@ -461,34 +446,67 @@ func (h *Host) ResizeExport(ctx context.Context, name string, size uint64) (uint
 	return is.Size, nil
 }
 
-// resize sets the size of a store, 0: leaves it, through one of the devices that
-// have it open, or through one of its own where none of them may write, and has
-// all of them look.
-func (x *export) resize(devices []blk.Device, size uint64) (blk.Info, error) {
-	writable := slices.IndexFunc(devices, func(d blk.Device) bool { return !d.Info().ReadOnly })
-	if len(devices) == 0 || size != 0 && writable < 0 {
-		f, err := blk.OpenFile(x.spec.Path, x.exp.File)
-		if err != nil {
-			return blk.Info{}, err
-		}
-		defer f.Close()
-		writable, devices = len(devices), append(devices, f)
+// resize sets the size of the store of x, 0: leaves it, and has all look that have it open, under whatever
+// name, those included that have opened it meanwhile. The size is set by one of those that may write: where
+// they are, it keeps writes that it has from making the store long again.
+func (h *Host) resize(x *export, size uint64) (was, is blk.Info, err error) {
+	its := x.exp.Device
+	if open := h.srv.having(x, nil); len(open) > 0 {
+		its = open[0]
 	}
+	own := func() (blk.Device, error) { return blk.OpenFile(x.spec.Path, x.exp.File) }
+	if its == nil {
+		if its, err = own(); err != nil {
+			return was, is, err
+		}
+		defer its.Close()
+	}
+	was = *its.Info()
 	if size != 0 {
-		r, ok := blk.As[blk.Resizer](devices[writable])
+		by := append(h.srv.having(x, its), its)
+		i := slices.IndexFunc(by, func(d blk.Device) bool { return !d.Info().ReadOnly })
+		if i < 0 {
+			d, err := own()
+			if err != nil {
+				return was, is, err
+			}
+			defer d.Close()
+			i, by = len(by), append(by, d)
+		}
+		r, ok := blk.As[blk.Resizer](by[i])
 		if !ok {
-			return blk.Info{}, blk.ErrNotSupported
+			return was, is, blk.ErrNotSupported
 		}
 		if err := r.Resize(size); err != nil {
-			return blk.Info{}, err
+			return was, is, err
 		}
 	}
-	for _, d := range devices {
+	for _, d := range append(h.srv.having(x, its), its) {
 		if f, ok := blk.As[*blk.File](d); ok {
 			if err := f.Refresh(); err != nil {
-				return blk.Info{}, err
+				return was, is, err
 			}
 		}
 	}
-	return *devices[0].Info(), nil
+	return was, *its.Info(), nil
+}
+
+// having are the devices that sessions have open of the store of x, by that name or, if d is its file or
+// block device, by others.
+func (s *server) having(x *export, d blk.Device) (list []blk.Device) {
+	for _, o := range s.openVolumes() {
+		if o.Device == nil || slices.Contains(list, o.Device) {
+			continue
+		}
+		same := o.Export == x.exp
+		if d != nil && !same {
+			f, ok := blk.As[*blk.File](d)
+			of, too := blk.As[*blk.File](o.Device)
+			same = ok && too && f.ID() == of.ID()
+		}
+		if same {
+			list = append(list, o.Device)
+		}
+	}
+	return list
 }
