@@ -2,6 +2,7 @@ package nbd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rdsd/rdsd/internal/guard"
+	"github.com/rdsd/rdsd/rdserr"
 )
 
 // Design notes.
@@ -37,30 +39,52 @@ const KernelInFlight = 128
 
 // Reconnect gives a device a new socket in place of a dead one and returns its
 // other end, for ServeKernel. reconfigure is Reconfigure of the device; a.Sockets
-// is ignored. A socket that was closed is dead to the kernel a moment later, so
-// this tries again until ctx ends.
-func Reconnect(ctx context.Context, a Attach, reconfigure func(Attach) error) (ours net.Conn, err error) {
+// is ignored. A socket that was closed is dead to the kernel a moment later, and what
+// this process or the kernel lacks may be there again: so this tries again until ctx ends.
+func Reconnect(ctx context.Context, a Attach, reconfigure func(Attach) error) (net.Conn, error) {
 	for {
-		kernel, ours, err := KernelPair()
-		if err != nil {
-			return nil, err
+		ours, err := reconnect(a, reconfigure)
+		if ours != nil || err != nil && !lacks(err) {
+			return ours, err
 		}
-		a.Sockets = []int{int(kernel.Fd())}
-		err = reconfigure(a)
-		kernel.Close()
-		if err == nil && taken(ours) {
-			return ours, nil
-		}
-		ours.Close()
-		if err != nil {
-			return nil, err
+		if err == nil {
+			err = errNoneDead
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("nbd: reconnect: the kernel takes no socket, those it has are not dead to it: %w", ctx.Err())
+			return nil, fmt.Errorf("nbd: reconnect: %w: %w", err, ctx.Err())
 		case <-time.After(reconnectEvery):
 		}
 	}
+}
+
+var errNoneDead = errors.New("the kernel takes no socket, those it has are not dead to it")
+
+// reconnect tries once; nil: the kernel has not taken the socket.
+func reconnect(a Attach, reconfigure func(Attach) error) (net.Conn, error) {
+	kernel, ours, err := KernelPair()
+	if err != nil {
+		return nil, err
+	}
+	a.Sockets = []int{int(kernel.Fd())}
+	err = reconfigure(a)
+	kernel.Close()
+	if err == nil && taken(ours) {
+		return ours, nil
+	}
+	ours.Close()
+	return nil, err
+}
+
+// lacks reports whether something was lacking for a moment: descriptors, memory, an answer. The kernel
+// has the device as long as it has not refused.
+func lacks(err error) bool {
+	for _, e := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOBUFS, unix.EAGAIN, rdserr.ErrTimeout} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
 }
 
 // taken reports whether the kernel has kept the other end of a pair, which no process has

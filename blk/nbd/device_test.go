@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -20,8 +21,13 @@ import (
 // when it takes none.
 func TestReconnect(t *testing.T) {
 	calls, alive, kept := 0, 3, -1
+	lacking := []error{unix.EMFILE, fmt.Errorf("netlink: %w", unix.ENOBUFS), unix.ENOMEM}
 	refuse := error(nil)
 	reconfigure := func(a Attach) (err error) {
+		if len(lacking) > 0 {
+			err, lacking = lacking[0], lacking[1:]
+			return err
+		}
 		if calls++; refuse == nil && calls > alive {
 			kept, err = unix.Dup(a.Sockets[0]) // the kernel's reference
 			return err

@@ -77,6 +77,9 @@ func (k *checks) mapping(m *MappingInfo) {
 		if m.As == AsNBD && m.LastError == noDevice {
 			k.add(SeverityError, what, "unmap it and map it again", noDevice)
 		}
+		if m.As == AsNBD && m.LastError == noConnection {
+			k.add(SeverityError, what, "start rdsd again", noConnection)
+		}
 		for _, o := range m.Ops {
 			if o.Errors > 0 {
 				k.add(SeverityWarning, what, "see the events and the server's log", "%d of %d operations %q have failed", o.Errors, o.Completed, o.Op)

@@ -83,7 +83,8 @@ type kernelFront struct {
 	block  uint32 // the same
 
 	lost atomic.Bool               // somebody else has detached the device, or the kernel has given it up
-	gone func(*kernelFront, error) // called once, after that
+	cut  atomic.Bool               // the kernel has it, and nobody serves it any more
+	gone func(*kernelFront, error) // called once, after either
 }
 
 type kernelOptions struct {
@@ -192,10 +193,24 @@ func (f *kernelFront) serve(nc net.Conn) {
 		defer f.done.Done()
 		defer f.guard.Recover(guard.Volume, nil)
 		if err := f.srv.ServeDevice(nc, "", f.renew); !f.stopped() {
-			f.lost.Store(true)
+			if f.keeps(err) {
+				f.cut.Store(true)
+			} else {
+				f.lost.Store(true)
+			}
 			f.gone(f, err)
 		}
 	}()
+}
+
+// keeps reports whether the kernel keeps the device though serving it ended with err: it has neither detached
+// it, which is no error, nor refused it another connection, and knows it by our name.
+func (f *kernelFront) keeps(err error) bool {
+	if err == nil || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENODEV) {
+		return false
+	}
+	b, known := f.drv.backend(f.index)
+	return known && b == f.backend
 }
 
 // stop ends our side of the connections.

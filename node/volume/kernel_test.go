@@ -24,10 +24,11 @@ type fakeKernel struct {
 	changed sync.Cond
 	between func() // called once, when connect is done and before it returns
 	devices map[int]*fakeDevice
-	busy    bool // every device is mounted
-	missing bool // there is no driver
-	old     bool // it does not tell what it knows devices by
-	strayed int  // how often a device that it knows by nothing was reconfigured
+	busy    bool         // every device is mounted
+	missing bool         // there is no driver
+	old     bool         // it does not tell what it knows devices by
+	fail    func() error // of reconfigure, before it does anything; nil: it does not
+	strayed int          // how often a device that it knows by nothing was reconfigured
 }
 
 type fakeDevice struct {
@@ -112,6 +113,11 @@ func (k *fakeKernel) attach(index int, a nbd.Attach) (int, error) {
 func (k *fakeKernel) reconfigure(index int, a nbd.Attach) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if k.fail != nil {
+		if err := k.fail(); err != nil {
+			return err
+		}
+	}
 	d := k.devices[index]
 	if d == nil || d.attach.Backend != "" && d.attach.Backend != a.Backend {
 		return syscall.EINVAL
@@ -408,6 +414,46 @@ func TestKernelGetsANewConnection(t *testing.T) {
 	}
 	x.progress(t, 30)
 	x.end(t)
+}
+
+// TestKernelDeviceStaysOurs: what is lacking for a moment when a device needs another connection does not cost
+// it, and one that gets none, while the kernel has it, is not another's: the next Host takes it up.
+func TestKernelDeviceStaysOurs(t *testing.T) {
+	server, client, k := withKernel(t)
+	mustExport(t, server.h, memory("mem", 8<<20))
+	m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "mem", As: AsNBD, Persist: true})
+	cut := func(fail func() error) {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		k.fail = fail
+		k.devices[0].close()
+		k.devices[0].conn = nil
+	}
+	lacking := []error{syscall.ENOMEM, syscall.ENOBUFS, nil}
+	cut(func() error {
+		err := lacking[0]
+		lacking = lacking[min(1, len(lacking)-1):]
+		return err
+	})
+	eventually(t, "connected again", func() bool { return k.device(0).conn != nil })
+	if i, err := client.h.Mapping(m.ID); err != nil || i.Device != "/dev/nbd0" || i.LastError != "" {
+		t.Fatalf("%+v, %v", i, err)
+	}
+	cut(func() error { return syscall.EPERM })
+	eventually(t, "it is seen", func() bool {
+		i, err := client.h.Mapping(m.ID)
+		return err == nil && i.Device == "/dev/nbd0" && i.LastError == noConnection && i.Users == 1
+	})
+	if st := client.h.snapshot(true); st.Mappings[0].Unused || st.Mappings[0].Device != "/dev/nbd0" {
+		t.Errorf("%+v", st.Mappings[0])
+	}
+	client.stop()
+	cut(nil)
+	client.start()
+	eventually(t, "taken up", func() bool { return k.device(0).conn != nil })
+	if err := writePattern(&disk{k: k}, 0, 4096, 1, 4096); err != nil || len(k.devices) != 1 {
+		t.Errorf("%d devices: %v", len(k.devices), err)
+	}
 }
 
 // A device that was detached in the meantime is attached anew.

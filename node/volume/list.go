@@ -105,8 +105,11 @@ func (h *Host) MappingCounts(what string) (c [blk.NumOps]blk.OpCounts, ok bool) 
 	return m.stats.Counts(), true
 }
 
-// noDevice is what is wrong with a mapping that is open and has no device.
-const noDevice = "its kernel device was detached by somebody else"
+// What is wrong with a mapping that is open and has no device, or one that nobody serves.
+const (
+	noDevice     = "its kernel device was detached by somebody else"
+	noConnection = "its kernel device has lost its connection and got no other"
+)
 
 // device is the path of the kernel device that m has; "": it has none. The one it had before the
 // machine was started, or is to get, may be another's. Host.mu is held.
@@ -134,8 +137,13 @@ func (m *mapping) describe() MappingInfo {
 	if m.c != nil {
 		m.c.describe(m, &i)
 	}
-	if k, ok := m.front.(*kernelFront); ok && k.lost.Load() {
-		i.LastError = noDevice
+	if k, ok := m.front.(*kernelFront); ok {
+		switch {
+		case k.lost.Load():
+			i.LastError = noDevice
+		case k.cut.Load():
+			i.LastError = noConnection
+		}
 	}
 	if m.ending {
 		i.State = StateUnmapped

@@ -131,15 +131,19 @@ func (m *mapping) attach() (Front, error) {
 }
 
 // detached takes the number from a mapping whose device somebody else has detached: the kernel
-// gives it to the next. The mapping stays, without a device, until it is unmapped.
+// gives it to the next. The mapping stays, without a device, until it is unmapped. One that the kernel keeps
+// without a connection (kernelFront.cut) stays the mapping's, and the next Host takes it up.
 func (m *mapping) detached(f *kernelFront, err error) {
-	h := m.h
-	h.mu.Lock()
-	if m.front == f { // else show sees to it
-		m.spec.Device = ""
+	h, what := m.h, " has lost its connection and got no other"
+	if f.lost.Load() {
+		what = " was detached by somebody else"
+		h.mu.Lock()
+		if m.front == f { // else show sees to it
+			m.spec.Device = ""
+		}
+		h.mu.Unlock()
 	}
-	h.mu.Unlock()
 	h.ev.add(Event{Kind: EventMapping, Role: RoleClient, Session: m.spec.Session, Mapping: m.id, State: StateOpen, Err: err,
-		Text: "mapping " + m.id + ": " + nbdPath(f.index) + " was detached by somebody else"})
+		Text: "mapping " + m.id + ": " + nbdPath(f.index) + what})
 	h.saver.mark()
 }
