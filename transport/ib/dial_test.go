@@ -274,7 +274,7 @@ func TestAnsweringStaysBounded(t *testing.T) {
 	from := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 1, 0, byte(i)}) }
 	var waits time.Duration
 	for i := range maxAnswering + 1 {
-		wait, ok := l.admit(from(max(i, paceBurst) - paceBurst), false) // of the first one more than answered at once
+		wait, ok := l.admit(from(max(i, paceBurst)-paceBurst), false) // of the first one more than answered at once
 		if !ok {
 			t.Fatalf("request %d is refused", i)
 		}
