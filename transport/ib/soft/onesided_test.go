@@ -2,6 +2,7 @@ package soft
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"sync"
@@ -9,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/transport/ib"
 	"github.com/rdsd/rdsd/transport/tcp"
@@ -46,7 +48,8 @@ type peer struct {
 	l       transport.OneSided
 	d       transport.Domain
 	written func(w transport.Placed)
-	closed  chan struct{}
+	why     error
+	closed  chan struct{} // behind why
 }
 
 func (p *peer) Begin()                              {}
@@ -55,7 +58,7 @@ func (p *peer) Sent(int)                            {}
 func (p *peer) Received([]byte, uint32, bool) error { return nil }
 func (p *peer) Invalidated(uint32, int) error       { return nil }
 func (p *peer) Revoked(uint32, int) error           { return nil }
-func (p *peer) Closed(error)                        { close(p.closed) }
+func (p *peer) Closed(why error)                    { p.why = why; close(p.closed) }
 func (p *peer) Written(w transport.Placed) error    { p.written(w); return nil }
 
 // pair connects two ends, which end with the test.
@@ -111,6 +114,24 @@ func softPair(t testing.TB, change func(*Config)) (x, y *peer) {
 	t.Cleanup(pa.Close)
 	t.Cleanup(pb.Close)
 	return pair(t, pa, pb, netip.AddrPort{}, netip.AddrPortFrom(b.cfg.Addr, testPort))
+}
+
+// TestRefusedHearsWhy: who wrote where it may not hears so, and not only that its peer has ended the
+// connection for it.
+func TestRefusedHearsWhy(t *testing.T) {
+	x, y := softPair(t, nil)
+	x.l.Start(x, 64)
+	y.l.Start(y, 64)
+	x.l.Post(&transport.Op{Kind: transport.OpWriteImm, Key: 1, Data: pattern(100, 1)})
+	x.l.Flush()
+	<-x.closed
+	if !errors.Is(x.why, rdserr.ErrProtocol) {
+		t.Errorf("the end that wrote: %v", x.why)
+	}
+	<-y.closed
+	if _, ok := errors.AsType[*transport.AccessError](y.why); !ok {
+		t.Errorf("the end that was written to: %v", y.why)
+	}
 }
 
 // work has x write n bytes to y and be answered by none, so often, depth of them at a time.

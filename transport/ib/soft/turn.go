@@ -105,6 +105,10 @@ func (d *Device) deliver() {
 			ev.q.queued = false
 		}
 		d.mu.Unlock()
+		if ev.kind == evEnded {
+			// What says to the peer why leaves first: its owner disconnects, and may close the queue pair.
+			d.flush()
+		}
 		d.calling = ev.q
 		ev.call()
 		d.calling = nil
