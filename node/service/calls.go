@@ -408,8 +408,9 @@ func (t *callTable) evict(now time.Time, who *callConn, why error) {
 	for c := range t.conns {
 		c.mu.Lock()
 		e := evictable{c, c.taken, c.last, c.waits}
-		// Who waits may have nothing but its streams. Less than who waits takes is of use to nobody.
-		if n := c.taken + c.opened; c.waits && n >= callGrain {
+		// Who waits may have nothing but its streams, which are of use where all memory is short. Less
+		// than who waits takes is of use to nobody.
+		if n := c.taken + c.opened; c.waits && !full && n >= callGrain {
 			e.holds = n
 		}
 		no := c.ended || c.half == 0 && !c.waits

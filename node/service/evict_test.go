@@ -133,14 +133,16 @@ func TestEvictOfManyLittle(t *testing.T) {
 	}
 	asks, mine := add(100, 1, 1<<20)
 	asks.waits = true
+	streams, theirs := add(101, 1, 1)
+	streams.waits, streams.opened = true, 32<<20 // none of which is of use to calls
 	for uid := range uint32(11) {
 		add(uid, 2<<20, 2<<20)
 	}
-	add(11, 1<<20+1, 1<<20+1) // of the part, 24 MiB, a MiB is left, less two bytes
+	add(11, 1<<20+1, 1<<20+1) // of the part, 24 MiB, a MiB is left, less three bytes
 	table.evict(now, asks, errors.New("full"))
 	table.parting.Wait()
-	if n := table.count.ClientsRefused.Load(); n != 1 || mine.closed != 0 {
-		t.Errorf("%d were closed, who waits %d times", n, mine.closed)
+	if n := table.count.ClientsRefused.Load(); n != 1 || mine.closed != 0 || theirs.closed != 0 {
+		t.Errorf("%d were closed, who waits %d times, who holds streams %d times", n, mine.closed, theirs.closed)
 	}
 }
 
