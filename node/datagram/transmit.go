@@ -134,7 +134,7 @@ func (h *Local) write(s sending, most int) (more bool) {
 		b.Reset()
 		_, now = h.LockAt(now)
 		if err != nil {
-			s.link.dead = true // its reader will report it; nothing more is written
+			s.link.dead = true // Closed follows; nothing more is written
 		}
 		h.laneOf(p).lastTurn = now
 		// Also when that failed: the lane may have the next link by now, whose turn nobody else

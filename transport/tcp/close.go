@@ -65,6 +65,9 @@ func (l *Link) end(err error) {
 	l.ended = true
 	b := l.out
 	l.out = nil
+	if l.why != nil {
+		err = l.why
+	}
 	l.wait() // for nothing any more
 	l.mu.Unlock()
 	if l.drain != nil {

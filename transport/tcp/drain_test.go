@@ -194,3 +194,41 @@ func TestAckedAtTheEndOfAFullPeer(t *testing.T) {
 		t.Errorf("%d bytes are acknowledged, the peer has %d (%v)", e.acked, there, err)
 	}
 }
+
+// TestWriteFails: a link whose bytes cannot be read, at once or after its socket was full, ends soon, with that
+// reason, though its connection is whole.
+func TestWriteFails(t *testing.T) {
+	p := newProvider(t)
+	gone, err := unix.Mmap(-1, 0, 1<<20, unix.PROT_NONE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(gone)
+	for before, what := range map[int]string{0: "at once", 16: "later"} {
+		x, y := links(t, p)
+		from, to := newEnds(t, x), newEnds(t, y)
+		to.pause.Store(before > 0)
+		x.Start(from)
+		y.Start(to)
+		b := transport.GetBatch()
+		for i := range before + 1 {
+			payload := gone
+			if i < before {
+				payload = make([]byte, 1<<20)
+			}
+			(&wire.Header{Seq: 1, Len: 1 << 20}).Put(b.Frame(payload))
+		}
+		b.Seal()
+		done, err := x.Send(b)
+		if done || (err != nil) != (before == 0) {
+			t.Fatalf("%s: sent: %v, %v", what, done, err)
+		}
+		if err != nil {
+			b.Put()
+		}
+		to.pause.Store(false)
+		to.l.Resume()
+		from.once(t, what, unix.EFAULT)
+		to.once(t, what, io.EOF)
+	}
+}

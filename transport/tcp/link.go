@@ -26,6 +26,7 @@ type Link struct {
 	ended   bool              // Closed has been, or is about to be, called; set by the thread
 	paused  bool              // the receiver is full; set by the thread
 	out     *transport.Batch  // kept by Send
+	why     error             // it could not be written to
 
 	// Owned by the reactor's thread.
 	framer   transport.Framer

@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"net"
+	"os"
 	"sync"
 	"unsafe"
 
@@ -15,6 +16,9 @@ func (l *Link) Send(b *transport.Batch) (bool, error) {
 	l.fdMu.RLock()
 	done, err := write(l.fd, b)
 	l.fdMu.RUnlock()
+	if err != nil {
+		l.failed(err)
+	}
 	if done || err != nil {
 		return done, err
 	}
@@ -30,6 +34,18 @@ func (l *Link) Send(b *transport.Batch) (bool, error) {
 		return false, err
 	}
 	return false, nil
+}
+
+// failed closes a link that could not be written to, in good order: what has come on it is still read. Of a
+// connection that broke its reader says so.
+func (l *Link) failed(err error) {
+	if err == unix.EPIPE || err == unix.ECONNRESET {
+		return
+	}
+	l.mu.Lock()
+	l.why = os.NewSyscallError("write", err)
+	l.mu.Unlock()
+	l.Close()
 }
 
 // iovecs are for batches of more than one piece.
@@ -120,6 +136,9 @@ func (l *Link) flush() {
 	l.mu.Unlock()
 	// The lock is released: the handler may Send the next batch, and have it kept.
 	l.h.Written(b, err)
+	if err != nil {
+		l.failed(err)
+	}
 	l.mu.Lock()
 	err = l.wait()
 	l.mu.Unlock()
