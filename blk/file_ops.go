@@ -68,7 +68,8 @@ func (f *File) write(b []byte, off uint64) error {
 	return nil
 }
 
-// datasync makes all writes durable, unless an earlier attempt failed.
+// datasync makes all writes durable, unless an earlier attempt failed. If there is no room for what was
+// written before, that is no refusal but a loss (LosesSync).
 func (f *File) datasync() error {
 	if err := f.sync.err(); err != nil {
 		return err
@@ -80,7 +81,7 @@ func (f *File) datasync() error {
 		case unix.EINTR:
 		default:
 			f.sync.fail()
-			return f.failed("sync", 0, err)
+			return rdserr.With(ErrMedium, "%s: sync: %v", f.name, err)
 		}
 	}
 }

@@ -1,6 +1,9 @@
 package blk
 
-import "sync/atomic"
+import (
+	"errors"
+	"sync/atomic"
+)
 
 // syncGuard keeps B7: after a sync has failed it is unknown which writes it lost (Linux
 // forgets the error and marks the pages clean), so no later sync may succeed until the
@@ -9,6 +12,12 @@ type syncGuard struct{ failed atomic.Bool }
 
 // syncs tells whether a request completes only when something is durable.
 func (r *Request) syncs() bool { return r.Op == OpFlush || r.Flags&FUA != 0 && r.Op.Writes() }
+
+// LosesSync tells whether it is unknown which writes are durable when a store has failed r with err. Where a
+// write found no room it is known: it was refused, and nothing that was there before is lost.
+func LosesSync(r *Request, err error) bool {
+	return err != nil && r.syncs() && (r.Op == OpFlush || !errors.Is(err, ErrNoSpace))
+}
 
 func (g *syncGuard) fail()  { g.failed.Store(true) }
 func (g *syncGuard) reset() { g.failed.Store(false) }
@@ -30,7 +39,7 @@ func (g *syncGuard) before(r *Request) error {
 
 // after takes note of how a request ended.
 func (g *syncGuard) after(r *Request) {
-	if r.Err != nil && r.syncs() {
+	if LosesSync(r, r.Err) {
 		g.fail()
 	}
 }

@@ -276,7 +276,7 @@ func (s *Server) failed(h *handle, q *ioReq, err error) {
 		s.env.Event(ev)
 	}
 	// Once for a store that is open. Later flushes of it fail by themselves (blk.ErrSyncFailed).
-	if syncs(&q.req) && !st.lost {
+	if blk.LosesSync(&q.req, err) && !st.lost {
 		st.lost = true
 		s.syncLost(st.vol.id)
 		ev.Kind = ServerSyncLost

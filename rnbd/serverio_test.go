@@ -2,6 +2,7 @@ package rnbd
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -272,6 +273,49 @@ func TestFailedSyncStays(t *testing.T) {
 		if a.countEvents(VolumeSyncLost) != 1 {
 			t.Errorf("%s: told %d times", c.what, a.countEvents(VolumeSyncLost))
 		}
+	}
+}
+
+// fullOnce is a purse that is empty once.
+type fullOnce struct{ empty bool }
+
+func (p *fullOnce) Take(int64) error {
+	if p.empty {
+		p.empty = false
+		return rdserr.ErrNoMemory
+	}
+	return nil
+}
+func (*fullOnce) Give(int64) {}
+func (*fullOnce) Close()     {}
+
+// TestNoRoomIsNoLostSync: a write with FUA for which there is no room is refused, and nothing before it is
+// lost: when there is room, it and flushes succeed, and a store that is opened again is the same.
+func TestNoRoomIsNoLostSync(t *testing.T) {
+	w := newWorld(t, ServerConfig{})
+	purse := &fullOnce{}
+	m, err := blk.NewMem(blk.MemOptions{Size: 1 << 20, Purse: purse})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.export(&Export{Name: "d", Device: m, Volatile: true})
+	e := w.client("c")
+	v := e.mustMap("d", rw)
+	if err := e.write(v, 0, 1, 512, 0); err != nil {
+		t.Fatal(err)
+	}
+	purse.empty = true
+	wantErr(t, "without room", e.write(v, 512<<10, 1, 512, blk.FUA), blk.ErrNoSpace)
+	if err := cmp.Or(e.flush(v), e.write(v, 512<<10, 1, 512, blk.FUA)); err != nil {
+		t.Errorf("with room: %v", err)
+	}
+	for _, p := range w.srv.past {
+		if p.syncs != 0 {
+			t.Errorf("%d syncs count as lost", p.syncs)
+		}
+	}
+	if e.countEvents(VolumeIOError) != 1 || e.countEvents(VolumeSyncLost) != 0 {
+		t.Error("it is told as another error")
 	}
 }
 

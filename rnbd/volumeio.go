@@ -27,6 +27,7 @@ type call struct {
 	rest   *piece        // the others
 	err    error         // the first there was
 	store  bool          // it came from the store behind the volume
+	lost   bool          // of any piece: an error of the store that loses a sync
 	wrote  uint64        // of a flush: v.wrote when it came
 	losses uint          // v.losses when it was started
 	since  time.Duration // it was submitted
@@ -59,7 +60,7 @@ func (v *Volume) Submit(now time.Duration, batch []*blk.Request) {
 		} else {
 			c.calls, k.next = k.next, nil
 		}
-		k.r, k.v, k.err, k.store, k.wrote, k.since = r, v, nil, false, v.wrote, now
+		k.r, k.v, k.err, k.store, k.lost, k.wrote, k.since = r, v, nil, false, false, v.wrote, now
 		// One flow for all pieces of a request: they arrive in order, on one connection.
 		c.flow++
 		k.start(now)
@@ -255,6 +256,7 @@ func (c *Client) donePiece(now time.Duration, p *piece) {
 			// It counts only if it is the first error of the call, which is the one that
 			// the caller gets.
 			p.call.store = p.call.store || p.call.err == nil
+			p.call.lost = p.call.lost || blk.LosesSync(p.call.r, err)
 		}
 	}
 	p.end(now, err)
@@ -307,7 +309,7 @@ func (v *Volume) outcome(k *call) error {
 		v.err = err
 		// The store may have dropped data that it could not write and forgotten that: a later
 		// flush would succeed and mean nothing (as with fsync of a file).
-		if syncs(r) {
+		if k.lost {
 			v.syncLost(rdserr.With(blk.ErrSyncFailed, "volume %q: a %v failed at the server (%v): what was written before may be lost; map the volume anew", v.name, r.Op, err))
 		}
 		return err
