@@ -84,7 +84,7 @@ func (o *overRTRS) Request(r *rtrs.ServerReq) {
 func newOver(t *testing.T, d blk.Device) (*overRTRS, *world) {
 	t.Helper()
 	o := &overRTRS{t: t, regions: map[uint32][]byte{}}
-	rt, err := rtrs.NewServer(rtrs.ServerConfig{QueueDepth: 4, MaxIO: 64 << 10}, o, 7, 0)
+	rt, err := rtrs.NewServer(rtrs.ServerConfig{QueueDepth: 4, MaxIO: 64 << 10, MaxPaths: 32}, o, 7, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

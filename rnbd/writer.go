@@ -3,6 +3,8 @@ package rnbd
 import (
 	"net/netip"
 	"slices"
+
+	"github.com/rdsd/rdsd/rtrs"
 )
 
 // Writer is a session as it is known again. Its name is not enough: two nodes can have one, as
@@ -13,8 +15,8 @@ type Writer struct {
 	From []netip.Addr // where its paths came from, the last maxFrom of them; none: not known
 }
 
-// maxFrom bounds what is remembered of one session.
-const maxFrom = 8
+// maxFrom bounds what is remembered of one session: as many addresses as it may have paths.
+const maxFrom = 32
 
 func (w Writer) String() string { return w.Name }
 
@@ -63,7 +65,19 @@ func (h *handle) writer() Writer {
 			w.From = append(w.From, a)
 		}
 	}
-	w.From = w.From[max(0, len(w.From)-maxFrom):]
+	// After a start it may come from any that it has now: those of paths that have gone go first.
+	if over := len(w.From) - maxFrom; over > 0 {
+		paths := e.Paths()
+		w.From = slices.DeleteFunc(w.From, func(a netip.Addr) bool {
+			has := func(p *rtrs.ServerPath) bool { return p.Remote.Addr().Unmap().WithZone("") == a }
+			if over == 0 || slices.ContainsFunc(paths, has) {
+				return false
+			}
+			over--
+			return true
+		})
+		w.From = w.From[over:]
+	}
 	return w
 }
 

@@ -115,16 +115,56 @@ func TestWriterLearns(t *testing.T) {
 		}
 		return list
 	}
+	to := func(last byte) (list []netip.Addr) {
+		for n := range last {
+			list = append(list, at(n+1)...)
+		}
+		return list
+	}
 	for _, x := range []struct{ was, now, want []netip.Addr }{
 		{at(1, 2), at(3), at(1, 2, 3)},
 		{at(1, 2), at(1), at(2, 1)},
 		{at(2, 1), at(1), at(2, 1)},
 		{nil, at(1), at(1)},
-		{at(1, 2, 3, 4, 5, 6, 7, 8), at(9, 10), at(3, 4, 5, 6, 7, 8, 9, 10)},
+		{to(32), at(33, 34), to(34)[2:]},
 	} {
 		w := Writer{From: x.now}
 		if w.learn(&Writer{From: x.was}); !slices.Equal(w.From, x.want) {
 			t.Errorf("from %v, and before from %v: %v, want %v", x.now, x.was, w.From, x.want)
 		}
 	}
+}
+
+// TestWriterOfManyPaths: a client with many paths, from as many addresses, that is started again may come
+// over any of them first. Those that it had before and has no more make room.
+func TestWriterOfManyPaths(t *testing.T) {
+	o, _ := newOver(t, newRecorder(cached))
+	at := func(id byte) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 1, id}) }
+	first, chunks := o.path(1, 1)
+	o.hello(first, chunks)
+	o.open(first, chunks)
+	h := o.srv.sessions[0].handles[0]
+	has := func(want int, paths ...byte) {
+		t.Helper()
+		w := h.writer()
+		for _, id := range paths {
+			if next := (Writer{w.Name, [16]byte{9}, []netip.Addr{at(id)}}); !next.same(&w) {
+				t.Errorf("started again it is not known by %v", at(id))
+			}
+		}
+		if len(w.From) != want {
+			t.Errorf("%d addresses are remembered, want %d", len(w.From), want)
+		}
+	}
+	var paths []byte
+	for id := byte(2); id <= 9; id++ {
+		o.path(id, 1)
+		paths = append(paths, id)
+	}
+	has(9, append(paths, 1)...)
+	for id := byte(10); id <= 60; id++ {
+		p, _ := o.path(id, 1)
+		o.lose(p)
+	}
+	has(maxFrom, append(paths, 1, 60)...)
 }
