@@ -232,7 +232,8 @@ type ConnRequest interface {
 	LocalAddr() netip.AddrPort
 	RemoteAddr() netip.AddrPort
 	// Accept makes the link, in d, and shows private (at most MaxAccept bytes)
-	// to the peer. An error: the peer is gone, or private too long.
+	// to the peer. An error: the peer is gone, private too long, or there is no memory. It may be
+	// unanswered then, so Reject is to follow.
 	Accept(d Domain, attr LinkAttr, private []byte) (OneSided, error)
 	// Reject refuses, and shows private (longer than MaxReject: cut there).
 	Reject(private []byte)

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"unsafe"
 
@@ -86,15 +87,31 @@ func TestPathsAreCharged(t *testing.T) {
 type asksFor struct {
 	private []byte
 	came    func()
+	why     error  // what Accept returns; nil: io.EOF
+	refused []byte // what Reject showed
 }
 
 func (a *asksFor) Private() []byte            { return a.private }
 func (a *asksFor) LocalAddr() netip.AddrPort  { return netip.MustParseAddrPort("127.0.0.1:1234") }
 func (a *asksFor) RemoteAddr() netip.AddrPort { return netip.MustParseAddrPort("127.0.0.1:5678") }
-func (a *asksFor) Reject([]byte)              {}
+func (a *asksFor) Reject(private []byte)      { a.refused = private }
 func (a *asksFor) Accept(transport.Domain, transport.LinkAttr, []byte) (transport.OneSided, error) {
 	a.came()
+	if a.why != nil {
+		return nil, a.why
+	}
 	return nil, io.EOF
+}
+
+// TestRefusedWithoutALink: a peer that RTRS would take, and whose link cannot be made, hears why.
+func TestRefusedWithoutALink(t *testing.T) {
+	srv := newServerNode(t, freePort(t)).start()
+	r := rtrswire.ConnReq{Conns: 1, Attempt: 1, FirstConn: true, Session: [16]byte{1}, Path: [16]byte{2}}
+	a := &asksFor{private: r.Append(nil), came: func() {}, why: rdserr.ErrNoMemory}
+	srv.srv.accept(&srv.transports[0], a)
+	if rsp, err := rtrswire.ParseConnRsp(a.refused); err != nil || rsp.Errno() != uint16(syscall.ENOMEM) {
+		t.Errorf("it hears %x (%v), want ENOMEM", a.refused, err)
+	}
 }
 
 // TestAnnouncedConnectionsAreCharged: what a path takes for the connections that it announces is charged
@@ -107,7 +124,7 @@ func TestAnnouncedConnectionsAreCharged(t *testing.T) {
 	for _, conns := range []uint16{1, rtrswire.MaxConns} {
 		r := rtrswire.ConnReq{Conns: conns, Attempt: 1, FirstConn: true, Session: [16]byte{1}, Path: [16]byte{2}}
 		var charged int64
-		srv.srv.accept(&srv.transports[0], &asksFor{r.Append(nil), func() { charged = used() }})
+		srv.srv.accept(&srv.transports[0], &asksFor{private: r.Append(nil), came: func() { charged = used() }})
 		if want := connBytes + srv.srv.pathBytes + int64(conns)*rtrs.ConPlaceBytes; charged != want {
 			t.Errorf("%d connections announced: %d bytes are charged, want %d", conns, charged, want)
 		}

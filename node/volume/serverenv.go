@@ -13,6 +13,7 @@ import (
 	"github.com/rdsd/rdsd/rnbd"
 	"github.com/rdsd/rdsd/rtrs"
 	"github.com/rdsd/rdsd/transport"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
 // serverEnv is what the RTRS server needs done, with mu held.
@@ -43,6 +44,8 @@ func (e *serverEnv) Accept(c *rtrs.ServerCon, attr transport.LinkAttr, rsp []byt
 	f := e.lifeOver(c.Path, a.via)
 	l, err := a.Accept(f.domain, attr, rsp)
 	if err != nil {
+		no := rtrswire.Reject(uint16(rdserr.Errno(err)))
+		a.Reject(no.Append(nil))
 		a.leave()
 		e.tell = append(e.tell, func() {
 			if !f.hung {

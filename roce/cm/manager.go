@@ -121,6 +121,9 @@ func New(cfg Config, env Env, rnd *rand.Rand) (*Manager, error) {
 // Stats is what m has counted since it was made.
 func (m *Manager) Stats() Stats { return m.stats }
 
+// SetMTU changes Config.MTU, which is one of its values, for what is asked and dialled from now on.
+func (m *Manager) SetMTU(mtu int) { m.cfg.MTU = mtu }
+
 // Conns is how many connections there are, those in time-wait included.
 func (m *Manager) Conns() int { return len(m.byID) }
 

@@ -99,7 +99,7 @@ func TestDialFails(t *testing.T) {
 	w.clean()
 }
 
-// TestAcceptFails: a request that cannot be accepted is answered nevertheless.
+// TestAcceptFails: a request for which there is no link can still be refused, with a reason.
 func TestAcceptFails(t *testing.T) {
 	w := newWorld(t, nil)
 	none := errors.New("nothing is left")
@@ -109,9 +109,10 @@ func TestAcceptFails(t *testing.T) {
 		w.locked(func() bool { w.b.Refuse = none; return true })
 		_, err := q.Accept(d, w.attr, nil)
 		failed <- err
+		q.Reject([]byte("why"))
 	})
 	_, _, err := w.dial(ln, w.pa.NewDomain(), nil)
-	if errors.As(err, new(*transport.Refused)) == false {
+	if r, ok := errors.AsType[*transport.Refused](err); !ok || !strings.HasPrefix(string(r.Private), "why") {
 		t.Errorf("dialled: %v", err)
 	}
 	if err := <-failed; !errors.Is(err, none) {

@@ -160,13 +160,16 @@ func (q *connRequest) Accept(d transport.Domain, attr transport.LinkAttr, privat
 	if err != nil {
 		return nil, err
 	}
-	if q.answered.Swap(true) {
+	if q.answered.Load() {
 		return nil, errAnswered
 	}
 	l, err := newLink(of, attr, q.RemoteAddr())
 	if err != nil {
-		q.asked.Reject(nil)
-		return nil, err
+		return nil, err // which its owner may give as a reason
+	}
+	if q.answered.Swap(true) {
+		l.Close()
+		return nil, errAnswered
 	}
 	l.local = q.LocalAddr()
 	if err := q.asked.Accept(l.qp, Param{Private: private, Retry: retries, RNRRetry: retries}); err != nil {

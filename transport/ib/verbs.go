@@ -374,7 +374,7 @@ type Rejected struct {
 var reasons = map[uint16]string{
 	1: "no queue pair is free", 3: "no resources", 4: "it timed out", 6: "the communication identifier is invalid",
 	8: "nobody listens there", 10: "the connection is stale", 12: "the primary address is wrong",
-	13: "the primary address is elsewhere", 28: "the program refuses",
+	13: "the primary address is elsewhere", 26: "it takes smaller packets, give both interfaces one MTU", 28: "the program refuses",
 }
 
 // Unwrap is the errno of reasons that have one.

@@ -233,7 +233,7 @@ func (d *Device) build() (err error) {
 	if err != nil {
 		return fmt.Errorf("soft: %w", err)
 	}
-	d.cm, err = cm.New(cm.Config{Local: zoneless, MTU: maxMTU, Answer: answerTime}, (*env)(d), rnd)
+	d.cm, err = cm.New(cm.Config{Local: zoneless, MTU: d.port.mtu, Answer: answerTime}, (*env)(d), rnd)
 	if err != nil {
 		return fmt.Errorf("soft: %w", err)
 	}
@@ -346,6 +346,7 @@ func (d *Device) change(p port, err error) {
 	}
 	fell := p.mtu < d.port.mtu
 	d.gone, d.port = false, p
+	d.cm.SetMTU(p.mtu)
 	if !fell {
 		return
 	}

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -527,6 +528,35 @@ func TestSmallerMTU(t *testing.T) {
 			d.Close()
 			t.Errorf("MTU %d is taken", mtu)
 		}
+	}
+}
+
+// TestLargerMTURefused: who asks for larger packets than the interface takes hears so, and is not
+// refused for a reason that only the program could tell.
+func TestLargerMTURefused(t *testing.T) {
+	a, b := open(t, local(2), nil, nil), open(t, local(3), nil, func(c *Config) { c.MTU = 1024 })
+	l, err := b.Listen(netip.AddrPortFrom(b.cfg.Addr, testPort), func(ib.Asked) { t.Error("the listener is asked") })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	dial := func() error {
+		_, err := a.Dial(ctx, netip.AddrPort{}, l.Addr(), newEnd(t, a, depths).q, ib.Param{})
+		return err
+	}
+	if r, ok := errors.AsType[*ib.Rejected](dial()); !ok || r.Reason != 26 || !strings.Contains(r.Error(), "MTU") {
+		t.Errorf("refused with %v, want reason 26", r)
+	}
+	for d, mtu := range map[*Device]int{a: 1024, b: 512} {
+		d.watch.close() // it would see that nothing has changed
+		d.mu.Lock()
+		d.change(port{d.port.netdev, mtu}, nil)
+		d.mu.Unlock()
+	}
+	if r, ok := errors.AsType[*ib.Rejected](dial()); !ok || r.Reason != 26 {
+		t.Errorf("after a change of the interface: refused with %v, want reason 26", r)
 	}
 }
 
