@@ -39,7 +39,7 @@ func newRDMACollector(read func() []RDMADevice) *rdmaCollector {
 		queuePairs: d("queue_pairs", "Connections of a device for volumes over RDMA, those that are ending included."),
 		keys:       d("keys", "Keys by which peers of a device may write memory of this node: one for each chunk of a path that is served, and one for each read that is under way."),
 		overrun:    d("receive_overrun_total", "packets that found the receive buffer of a device full: raise net.core.rmem_max"),
-		events:     d("events_total", "counters of a device for volumes over RDMA, under the names that rdma_rxe has for them, and of its own: drop_* are packets that were not taken", "name"),
+		events:     d("events_total", "counters of a device for volumes over RDMA, under the names that rdma_rxe has for them, and of its own: drop_* are packets that were not taken, cm_* messages that make and end connections", "name"),
 	}
 }
 

@@ -30,20 +30,18 @@ var (
 
 // Stats counts what came, and what became of it.
 type Stats struct {
-	Received  uint64 // datagrams
-	Sent      uint64 // messages, repetitions included
-	Repeated  uint64 // of these, those that were not answered in time
-	Garbage   uint64 // datagrams that are no message, or have fields that mean nothing
-	Unknown   uint64 // messages about a connection that is not there
-	Forged    uint64 // messages that name a connection and come from elsewhere, or contradict it
-	Illegal   uint64 // messages that the state of their connection has no place for
-	Full      uint64 // requests for which there was no room; they are not answered, and come again
-	Crowded   uint64 // connections that made room for another, because their peers had not confirmed them or they had ended
-	Stale     uint64 // connections that their peer had forgotten
-	NoService uint64 // requests for ports that nobody listens to
-
-	// Unanswered counts messages that got no answer because too many strangers had one lately.
-	Unanswered uint64
+	Received   uint64 `name:"cm_received" help:"messages of the connection manager received"`
+	Sent       uint64 `name:"cm_sent" help:"messages of the connection manager sent, repetitions included"`
+	Repeated   uint64 `name:"cm_repeated" help:"of these, those that were not answered in time"`
+	Garbage    uint64 `name:"cm_garbage" help:"datagrams that are no message of the connection manager, or have fields that mean nothing"`
+	Unknown    uint64 `name:"cm_unknown" help:"messages about a connection that is not there"`
+	Forged     uint64 `name:"cm_forged" help:"messages that name a connection and come from elsewhere, or contradict it"`
+	Illegal    uint64 `name:"cm_illegal" help:"messages that the state of their connection has no place for"`
+	Full       uint64 `name:"cm_full" help:"requests to connect for which there was no room: they are not answered, and come again"`
+	Crowded    uint64 `name:"cm_crowded" help:"connections that made room for another, because their peers had not confirmed them or they had ended"`
+	Stale      uint64 `name:"cm_stale" help:"connections that were ended because a request said that their peer had forgotten them"`
+	NoService  uint64 `name:"cm_no_service" help:"requests to connect to ports that nobody listens to"`
+	Unanswered uint64 `name:"cm_unanswered" help:"messages that got no answer because too many strangers had one lately"`
 }
 
 // askKey names a connection that a peer asked for, and peerKey a queue pair of a peer: of a device,

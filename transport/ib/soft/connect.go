@@ -331,6 +331,7 @@ func (a *asked) Forget() {
 	now := d.m.Clock()
 	if !a.over {
 		a.over = true
+		d.stats.Forgotten++
 		if a.c.Forget(now) != nil {
 			_ = a.c.Reject(now, nil)
 		}

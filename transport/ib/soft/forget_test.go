@@ -36,4 +36,7 @@ func TestForgottenAsksAgain(t *testing.T) {
 	if b.r.Sync(); asks != 2 {
 		t.Errorf("the peer has asked %d times, want twice", asks)
 	}
+	if n := counter(b, "asks_forgotten"); n != 1 {
+		t.Errorf("%d requests without an answer are counted, want 1", n)
+	}
 }

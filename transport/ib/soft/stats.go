@@ -9,7 +9,8 @@ import (
 	"github.com/rdsd/rdsd/roce"
 )
 
-// Stats are a device's counters since it was opened. Those of packets are roce.Counters.
+// Stats are a device's counters since it was opened. Those of packets are roce.Counters, those of
+// connections cm.Stats.
 type Stats struct {
 	SentBytes     uint64 `name:"sent_bytes" help:"bytes sent, without the headers of UDP and IP"`
 	RcvdBytes     uint64 `name:"rcvd_bytes" help:"bytes received, likewise"`
@@ -21,6 +22,7 @@ type Stats struct {
 	ReceiveErrors uint64 `name:"receive_errors" help:"errors that receiving met"`
 	DroppedMADs   uint64 `name:"dropped_mads" help:"messages of the connection manager that there was no room for"`
 	GSOEnded      uint64 `name:"gso_ended" help:"times that bursts were given up, because they did not arrive at a peer or could not be sent"`
+	Forgotten     uint64 `name:"asks_forgotten" help:"requests to connect that were left without an answer because they had no turn"`
 	LinkDowned    uint64 `name:"link_downed" help:"times that the address was taken from the machine"`
 
 	// Packets that could not be sent.
@@ -87,10 +89,11 @@ func (d *Device) State() State {
 		Addr: d.cfg.Addr, Interface: d.port.netdev, MTU: d.port.mtu, Gone: d.gone,
 		Bursts: d.out.gso, Together: d.sock.gro, QueuePairs: len(d.qps), RecvBuffer: size, RecvOverrun: uint64(overrun),
 	}
-	cores, own, drops := d.dev.Counters(), d.stats, d.dev.Drops()
+	cores, connections, own, drops := d.dev.Counters(), d.cm.Stats(), d.stats, d.dev.Drops()
 	d.mu.Unlock()
 	s.Keys = d.Keys()
 	s.Counters = list(s.Counters, &cores)
+	s.Counters = list(s.Counters, &connections)
 	s.Counters = list(s.Counters, &own)
 	for why, n := range drops {
 		name := roce.DropReason(why).String()
