@@ -36,6 +36,11 @@ func closedRing(t *testing.T, left bool) bool {
 	e, _ := w.hosts.Locals()[0].Lock()
 	r := e.Sockets()[0].Options().Data.(*ringSock)
 	w.hosts.Locals()[0].Unlock()
+	await.Until(t, time.Minute, "it is served", func() bool {
+		r.host.Lock()
+		defer r.host.Unlock()
+		return r.begun
+	})
 	number := r.alarm.FD()
 	r.react.Do(func() {
 		r.rung, r.left = true, left
