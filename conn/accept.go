@@ -109,8 +109,8 @@ func (p *Lane) next(now time.Duration) {
 	p.event(now, EvLink)
 	p.serial = w.serial
 	if w.behind {
-		p.backlogTo = p.recvB + backlogBytes
-		p.readBacklog(now)
+		p.backlog = &backlog{to: p.recvB + backlogBytes}
+		p.backlog.begin(now)
 	}
 	// The link was parked: nothing was read from it while the former one could still bring
 	// bytes.

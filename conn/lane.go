@@ -49,11 +49,11 @@ type Lane struct {
 	// connects then keeps trying although it has nothing to send: the other side
 	// may have something, and cannot connect.
 	wasUp bool
-	since time.Duration // when the state began
+	// dialled is the number the lane had when the current attempt began.
+	dialled uint8
+	since   time.Duration // when the state began
 	// attempt numbers the attempts to connect and the accepted connections.
 	attempt uint64
-	// dialled is the number the lane had when the current attempt began.
-	dialled int
 	// waiting are links that the peer made while an older one of this lane was still being
 	// read to its end, the oldest first; at most maxWaiting.
 	waiting []waiting
@@ -110,12 +110,9 @@ type Lane struct {
 
 	late    bool  // a hold waits, see moveAt
 	vain    uint8 // answers of TCP in a row that told nothing new, see pollEvery
-	backlog backlog
-	// Of a backlog: when it is over, if it is read, and at how many bytes received at the latest.
-	backlogEnd time.Duration
-	backlogTo  uint64
-	nextSeq    uint64 // the next sequence to assign, from 1 (net/rds/rds.h, cp_next_tx_seq)
-	control    list   // the protocol's own messages, which go before data
+	backlog *backlog
+	nextSeq uint64 // the next sequence to assign, from 1 (net/rds/rds.h, cp_next_tx_seq)
+	control list   // the protocol's own messages, which go before data
 	// retrans holds messages that were sent on an earlier link and not acknowledged
 	// (net/rds/rds.h, cp_retrans). They go before any new sequence.
 	retrans list
@@ -372,7 +369,7 @@ func (p *Lane) start(now time.Duration) {
 		p.retryAt = now + p.c.cfg.ReconnectMin
 	} else if p.c.active {
 		p.retryAt = now + p.c.cfg.DialTimeout + time.Second // the shell reports earlier; this is the last resort
-		p.dialled = p.idx
+		p.dialled = uint8(p.idx)
 		p.emit(ActDial)
 	} else {
 		p.retryAt = now + pokePatience
@@ -418,7 +415,7 @@ func (p *Lane) Connected(now time.Duration, attempt uint64) bool {
 	if attempt != p.attempt || p.state != Connecting {
 		return false
 	}
-	if p.dialled != p.idx {
+	if int(p.dialled) != p.idx {
 		// The lanes were exchanged meanwhile (becomeLane0). The link's source port names
 		// the former number, whose place at the kernel is taken: the kernel would keep this
 		// link waiting for that place for ever.
@@ -489,7 +486,7 @@ func (p *Lane) established(now time.Duration) {
 	p.kicked = false
 	// Offsets and acknowledgements are of one link; sequences go on.
 	p.txOff, p.msgOff, p.txAcked, p.ackSeen = 0, 0, 0, 0
-	p.vain, p.backlog, p.shut = 0, backlogNone, false
+	p.vain, p.backlog, p.shut = 0, nil, false
 	p.upAt, p.lastTx, p.lastRx = now, now, now
 	p.c.links++
 	p.serial = p.c.links

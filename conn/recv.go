@@ -79,11 +79,13 @@ func (p *Lane) receive(now time.Duration, f *transport.Frame) error {
 			return c.turned(now)
 		}
 	}
-	switch {
-	case p.backlog == backlogHeld && !p.paused && !p.shut:
-		p.readBacklog(now)
-	case p.backlog == backlogRead && (now >= p.backlogEnd || p.recvB >= p.backlogTo):
-		p.backlog = backlogNone
+	if b := p.backlog; b != nil {
+		switch {
+		case !b.read && !p.paused:
+			b.begin(now)
+		case b.read && (now >= b.end || p.recvB >= b.to):
+			p.backlog = nil
+		}
 	}
 	p.lastRx = now
 	if p.asked != 0 {
@@ -416,40 +418,31 @@ func (p *Lane) Alive(now time.Duration, attempt uint64) {
 
 func (p *Lane) window0() int { return 1 << p.c.cfg.CreditLog2 }
 
-// backlog says what is known of the maps that a kernel's lane still brings.
-type backlog uint8
-
 // A kernel sends its map on any of its lanes, and maps have no numbers. One that stands unread, be it
 // behind a datagram which a full receiver holds up, on a link that waits for its predecessor's end, or
-// for want of memory, is older than one that comes by another lane meanwhile, and would have a port that is clear by now congested until the next change, which may never come. So
-// maps that stood there only clear ports. They have all been read when the lane has been read for backlogFor,
-// or backlogBytes have come: that is more than both ends' sockets hold.
-const (
-	backlogNone backlog = iota
-	backlogHeld         // another lane has brought a map while this one is not read
-	backlogRead         // it is read again, and with it what stood there
-)
-
+// for want of memory, is older than one that comes by another lane meanwhile, and would have a port
+// that is clear by now congested until the next change, which may never come. So maps that stood there
+// only clear ports. They have all been read when the lane has been read for backlogFor, or when
+// backlogBytes have come: that is more than both ends' sockets hold.
 const (
 	backlogFor   = 5 * time.Second
 	backlogBytes = 64 << 20
 )
 
-// readBacklog notes that what stood unread is read from now on.
-func (p *Lane) readBacklog(now time.Duration) {
-	p.backlog, p.backlogEnd = backlogRead, now+backlogFor
+// backlog is what stood unread on a lane when another one brought a map.
+type backlog struct {
+	to   uint64        // it is over at so many bytes received
+	read bool          // the lane is read
+	end  time.Duration // then it is over at that time, too
 }
+
+func (b *backlog) begin(now time.Duration) { b.read, b.end = true, now+backlogFor }
 
 // pause stops the reading of the link.
 func (p *Lane) pause() {
 	p.paused = true
-	p.stopped()
-}
-
-// stopped notes that what stood unread is not all read yet.
-func (p *Lane) stopped() {
-	if p.backlog == backlogRead {
-		p.backlog = backlogHeld
+	if p.backlog != nil {
+		p.backlog.read = false
 	}
 }
 
@@ -459,22 +452,19 @@ func (p *Lane) Shut(now time.Duration, attempt uint64, on bool) {
 		return
 	}
 	p.shut = on
-	switch {
-	case on:
-		p.stopped()
-	case p.backlog == backlogHeld && !p.paused:
-		p.readBacklog(now) // there may be nothing, of which no frame tells
+	if !on && p.backlog != nil && !p.paused {
+		p.backlog.begin(now) // there may be nothing, of which no frame tells
 	}
 }
 
 // mapTopic is what a whole map that has come on the lane is to the owner.
 func (p *Lane) mapTopic() Topic {
-	if p.backlog != backlogNone {
+	if p.backlog != nil {
 		return ToldOldMap
 	}
 	p.c.EachLane(func(q *Lane) {
 		if q.paused || q.shut {
-			q.backlog, q.backlogTo = backlogHeld, q.recvB+backlogBytes
+			q.backlog = &backlog{to: q.recvB + backlogBytes}
 		}
 		for i := range q.waiting {
 			q.waiting[i].behind = q != p || q.waiting[i].behind // its own came later
