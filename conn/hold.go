@@ -411,8 +411,12 @@ func (p *Lane) refusalsWait() bool { return !p.again && p.refusals > p.window0()
 
 func (p *Lane) refusalsMost() int { return 4 * p.window0() }
 
-// refuse notes that the n datagrams with sequence seq were received and not placed.
-func (p *Lane) refuse(seq uint64, n int, why wire.Reason) {
+// refuse notes that the n datagrams with sequence seq were received and not placed. The link ends
+// if the peer goes on sending and does not acknowledge refusals, which would fill this node's memory.
+func (p *Lane) refuse(seq uint64, n int, why wire.Reason) error {
+	if p.refusals >= p.refusalsMost() || !p.c.mayRefuse() {
+		return errRefusals
+	}
 	if why == wire.ReasonNoPort {
 		p.c.ctr.RefuseNoPort += uint64(n)
 	} else {
@@ -427,6 +431,7 @@ func (p *Lane) refuse(seq uint64, n int, why wire.Reason) {
 	}
 	// A sender whose datagram is refused holds a whole flow back for it.
 	p.ackPending = true
+	return nil
 }
 
 // Refusals copies the refusals the peer has not acknowledged yet to dst and

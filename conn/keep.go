@@ -2,7 +2,8 @@ package conn
 
 // What is refused is noted until the peer acknowledges that, so a peer decides how much. The first
 // keptFree refusals of a connection are within what any peer costs; further ones are asked for, keptStep
-// at a time, and given back when the peer has acknowledged all.
+// at a time, and given back when the peer has acknowledged all. A peer cannot acknowledge what has not
+// come to it, and sends meanwhile what its credits allow: so much is asked for as what it is sure of.
 const (
 	keptFree = 512
 	keptStep = 1024
@@ -17,7 +18,7 @@ func (c *Conn) mayRefuse() bool {
 	if c.refusals() < keptFree+c.kept {
 		return true
 	}
-	if !c.owner.Keep(keptStep * refusalBytes) {
+	if !c.owner.Keep(keptStep*refusalBytes, c.kept < c.nlanes<<c.cfg.CreditLog2) {
 		return false
 	}
 	c.kept += keptStep
@@ -32,7 +33,7 @@ func (c *Conn) forgotRefusals() {
 }
 
 func (c *Conn) giveBack() {
-	c.owner.Keep(-c.kept * refusalBytes)
+	c.owner.Keep(-c.kept*refusalBytes, false)
 	c.kept = 0
 }
 

@@ -294,18 +294,12 @@ func (p *Lane) place(h *wire.Header, f *transport.Frame) error {
 		}
 	}
 	n := t.Count
-	// The peer goes on sending and does not acknowledge the refusals, which would fill this
-	// node's memory (refusalsMost).
-	if p.refusals > 0 && (p.refusals >= p.refusalsMost() || !c.mayRefuse()) {
-		return errRefusals
-	}
 	if rdsd && len(p.refusing) > 0 {
 		// There may be room again, but the datagram that found none is still with the sender,
 		// and this one was sent behind it.
 		if _, ok := p.refusing[h.DPort]; ok {
 			if h.Flags&wire.FlagResume == 0 {
-				p.refuse(h.Seq, n, wire.ReasonNoRoom)
-				return nil
+				return p.refuse(h.Seq, n, wire.ReasonNoRoom)
 			}
 			delete(p.refusing, h.DPort)
 		}
@@ -314,7 +308,7 @@ func (p *Lane) place(h *wire.Header, f *transport.Frame) error {
 	case NoPort:
 		c.ctr.RecvDropNoSock += uint64(n)
 		if rdsd {
-			p.refuse(h.Seq, n, wire.ReasonNoPort)
+			return p.refuse(h.Seq, n, wire.ReasonNoPort)
 		}
 	case NoRoom:
 		// A kernel forgets a message that TCP has acknowledged, so dropping it would lose it.
@@ -331,7 +325,7 @@ func (p *Lane) place(h *wire.Header, f *transport.Frame) error {
 			p.refusing = make(map[uint16]struct{})
 		}
 		p.refusing[h.DPort] = struct{}{}
-		p.refuse(h.Seq, n, wire.ReasonNoRoom)
+		return p.refuse(h.Seq, n, wire.ReasonNoRoom)
 	}
 	return nil
 }

@@ -432,3 +432,40 @@ func TestRefusalsOneByOne(t *testing.T) {
 		t.Error("the link is still there")
 	}
 }
+
+// TestRefusalsWithinCredits: a peer that has sent what its credits allow cannot have acknowledged refusals
+// yet: whatever memory there is, its link stays up. Beyond that memory is asked for, and only where a
+// refusal is made.
+func TestRefusalsWithinCredits(t *testing.T) {
+	w := newWorld(t, "10.0.0.2", "10.0.0.1", func(c *Config) { c.CreditLog2, c.Lanes = 12, 1 })
+	for _, s := range []string{"accept 40000", "recv 0 probe seq=1 npaths=1 hello=77/1/12", "recv 0 answer received=0 npaths=1 hello=77/1/12", "port 4000 no-room"} {
+		w.step(strings.Fields(s))
+		w.settle()
+	}
+	w.mostKept = 0
+	p := w.c.lanes[0]
+	seq := uint64(2)
+	bring := func(port int) error {
+		err := w.recvOne(p, fmt.Sprintf("data 5000>%d seq=%d len=0 csum ack=1 flags=retrans", port, seq))
+		seq++
+		return err
+	}
+	for range 1 << 12 {
+		if err := bring(4000); err != nil {
+			t.Fatalf("frame %d: %v", seq-2, err)
+		}
+	}
+	p.ReceivedAll(w.now, p.attempt)
+	w.settle()
+	for p.refusals < keptFree+1<<12 {
+		if err := bring(4000); err != nil {
+			t.Fatalf("frame %d: %v", seq-2, err)
+		}
+	}
+	if err := bring(4001); err != nil {
+		t.Errorf("for a port that has room: %v", err)
+	}
+	if err := bring(4000); !errors.Is(err, errRefusals) {
+		t.Errorf("another refusal: %v", err)
+	}
+}

@@ -155,8 +155,8 @@ func (w *world) MayGrant() bool       { return w.grant }
 func (w *world) Arm(at time.Duration) { w.armed = min(w.armed, at) }
 func (w *world) Refused(*Msg)         {}
 
-func (w *world) Keep(n int) bool {
-	if w.kept+n > w.mostKept {
+func (w *world) Keep(n int, sure bool) bool {
+	if w.kept+n > w.mostKept && !sure {
 		return false
 	}
 	w.kept += n

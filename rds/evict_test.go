@@ -332,13 +332,24 @@ func TestRefusalsAreCharged(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !pe.Keep(5000) || !pe.Keep(3000) || pe.Keep(10*peerCost) {
+	if !pe.Keep(5000, false) || !pe.Keep(3000, true) || pe.Keep(10*peerCost, false) || pe.Keep(10*peerCost, true) {
 		t.Error("8,000 bytes are not had, or more than there are")
 	}
 	used(peerCost + 8000)
-	pe.Keep(-3000)
+	// Of what others leave free it has what is sure.
+	other := memory.Account(quota.Peer(peerAddr(2)))
+	defer other.Close()
+	rest := memory.Limit() - memory.Used() - 4000
+	other.Grow(quota.Chunks, rest)
+	if pe.Keep(4000, false) || !pe.Keep(4000, true) {
+		t.Error("4,000 bytes that others leave free are had, or are not when they are sure")
+	}
+	pe.Keep(-4000, false)
+	other.Give(quota.Chunks, rest)
+	used(peerCost + 8000)
+	pe.Keep(-3000, false)
 	used(peerCost + 5000)
-	pe.Keep(-5000)
+	pe.Keep(-5000, false)
 	if !e.Evict(now) {
 		t.Fatal("the peer is not forgotten")
 	}

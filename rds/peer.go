@@ -194,11 +194,11 @@ func (pe *Peer) LocalCongestion(since uint64, wholeOnly bool) (uint64, []wire.Po
 }
 
 // Keep implements conn.Owner: what is kept is the peer's, like the rest of what it costs.
-func (pe *Peer) Keep(n int) bool {
+func (pe *Peer) Keep(n int, sure bool) bool {
 	switch {
 	case pe.account == nil:
 	case n > 0:
-		return pe.account.Take(quota.Peers, int64(n)) == nil
+		return pe.account.Take(quota.Peers, int64(n)) == nil || sure && pe.account.Sure(quota.Peers, int64(n)) == nil
 	default:
 		pe.account.Give(quota.Peers, int64(-n))
 	}
