@@ -67,11 +67,11 @@ BACKOFF_LIMIT = 2.0
 #: A daemon that takes the stream and does not answer the Bind is tried anew, seconds.
 BIND_ANSWER = 10.0
 
-#: A port may look taken while the daemon still closes this socket's last life.
-REBIND_TRIES = 20
-
-# What ends a stream without meaning that this socket can never come back.
+# What ends a stream without meaning that this socket can never come back. A port may look taken
+# while the daemon still closes this socket's last life, and one that somebody else has comes free.
 _TRANSIENT = (
+    AddressInUse,
+    AddressNotAvailable,
     Cancelled,
     ConnectionReset,
     DaemonUnavailable,
@@ -136,7 +136,6 @@ class SocketCore:
         self.error: RdsError | None = None  # why it is closed
         self._rng = rng or random.Random()
         self._tries = 0  # streams lost since the last Bound
-        self._refused_binds = 0  # of those, in a row, with the port not to be had
         self._closing: RdsError | None = None
         self._bind_due = False
         self._monitor_sent: tuple[int, bool] | None = None
@@ -330,7 +329,7 @@ class SocketCore:
         if self.state is not State.BINDING:
             raise make(ProtocolError, "the daemon bound the socket twice")
         self.state = State.OPEN
-        self._tries = self._refused_binds = 0
+        self._tries = 0
         self.instance = bound.daemon_instance
         self.local = _codec.address(bound.local)
         self.sender.opened(bound)
@@ -400,10 +399,6 @@ class SocketCore:
             return False
         if told:
             return isinstance(cause, DaemonUnavailable)
-        if isinstance(cause, AddressInUse | AddressNotAvailable):
-            self._refused_binds += 1
-            return self._refused_binds <= REBIND_TRIES
-        self._refused_binds = 0
         return isinstance(cause, _TRANSIENT)
 
     def _close(self, error: RdsError) -> None:
