@@ -24,7 +24,7 @@ type holding struct {
 	at      uint64 // which of all it is, by the time when it was last opened
 }
 
-// maxHeld bounds the names that are remembered: beyond it the one opened first is forgotten.
+// maxHeld bounds the names that are remembered, beyond those that are open (Server.hold).
 const maxHeld = 4096
 
 // storeOf is what a store is known by when it is opened again: a file or block device by its
@@ -72,18 +72,29 @@ func (s *Server) holds(o *Opening) (another bool) {
 	return false
 }
 
-// hold remembers that the name of h leads to its store.
+// hold remembers that the name of h leads to its store. When there is too much of it the one opened first is
+// forgotten of those that nobody has open; then any store without a known writer may be another one than its
+// session had (wrote).
 func (s *Server) hold(h *handle) {
 	k := h.holder()
 	if _, known := s.held[k]; !known && len(s.held) >= maxHeld {
+		open := map[holder]bool{}
+		for _, v := range s.volumes {
+			for _, o := range v.handles {
+				open[o.holder()] = true
+			}
+		}
 		var first holder
 		at := ^uint64(0)
 		for k, g := range s.held {
-			if g.at < at {
+			if g.at < at && !open[k] {
 				first, at = k, g.at
 			}
 		}
-		delete(s.held, first)
+		if at != ^uint64(0) {
+			delete(s.held, first)
+			s.forgot = max(s.forgot, 1)
+		}
 	}
 	s.heldAt++
 	s.held[k] = holding{store: h.storeOf(), where: h.where, at: s.heldAt}

@@ -250,9 +250,10 @@ func TestHeldIsBounded(t *testing.T) {
 		held = append(held, Held{Session: "x", Name: fmt.Sprint(i)})
 	}
 	w.srv = NewServer(ServerConfig{Held: append(held, Held{Name: "beyond"})}, w, w, w.rnd)
-	if n := len(w.srv.Held()); n != maxHeld {
-		t.Fatalf("%d are taken up", n)
+	if n := len(w.srv.Held()); n != maxHeld || w.srv.Forgot() != 1 {
+		t.Fatalf("%d are taken up, and forgotten is %d", n, w.srv.Forgot())
 	}
+	w.srv = NewServer(ServerConfig{Held: held}, w, w, w.rnd)
 	w.mem("d", 1<<20)
 	a.connect()
 	if _, first := w.srv.held[holder{"x", "0"}]; first || len(w.srv.held) != maxHeld {
@@ -260,5 +261,46 @@ func TestHeldIsBounded(t *testing.T) {
 	}
 	if _, last := w.srv.held[holder{"a", "d"}]; !last {
 		t.Error("the last is forgotten")
+	}
+}
+
+// TestHeldIsNotForgotten: a name that is open is not forgotten for others, and where one that is not may have
+// been, a session that is back at a store which nobody is known to have written is told, as of one that others
+// have written.
+func TestHeldIsNotForgotten(t *testing.T) {
+	for _, open := range []bool{true, false} {
+		w, a, va, path, late := away(t, true)
+		a.connect()
+		if late.Err != nil {
+			t.Fatal(late.Err)
+		}
+		h := *w.srv.sessions[0].handles[0]
+		if !open {
+			a.cut()
+			w.run()
+		}
+		for i := range maxHeld {
+			w.srv.hold(&handle{sess: h.sess, name: fmt.Sprint(i), store: h.store})
+		}
+		if _, known := w.srv.held[h.holder()]; known != open || len(w.srv.held) != maxHeld {
+			t.Errorf("open %v: it is remembered %v, and %d are", open, known, len(w.srv.held))
+		}
+		if open {
+			a.cut()
+			w.run()
+		}
+		writeFile(t, path+"other", 1<<20)
+		if err := os.Rename(path+"other", path); err != nil {
+			t.Fatal(err)
+		}
+		was := begins(t, path)
+		again := &blk.Request{Op: blk.OpWrite, Len: 512, Buf: bytes.Repeat([]byte{2}, 512)}
+		a.submit(va, again)
+		w.run()
+		a.connect()
+		wantState(t, fmt.Sprintf("another file, open meanwhile %v", open), va, Closed)
+		if rdserr.Errno(again.Err) != rdserr.Errno(ErrStale) || begins(t, path) != was {
+			t.Errorf("open meanwhile %v: the write that waited: %v; the other file begins with %d, and did with %d", open, again.Err, begins(t, path), was)
+		}
 	}
 }

@@ -67,7 +67,10 @@ func NewServer(cfg ServerConfig, env ServerEnv, rt Replier, rnd *rand.Rand) *Ser
 			s.past[p.ID] = past{syncs: p.Syncs, writer: p.Writer, behind: p.Behind, where: p.Where, at: s.pastAt}
 		}
 	}
-	for _, g := range cfg.Held[:min(len(cfg.Held), maxHeld)] {
+	if len(cfg.Held) > maxHeld {
+		cfg.Held, s.forgot = cfg.Held[:maxHeld], max(s.forgot, 1)
+	}
+	for _, g := range cfg.Held {
 		s.heldAt++
 		s.held[holder{g.Session, g.Name}] = holding{store: g.ID, where: g.Where, earlier: g.Earlier, at: s.heldAt}
 	}
