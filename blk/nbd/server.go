@@ -100,6 +100,7 @@ type Server struct {
 	listeners map[net.Listener]struct{} // guarded by mu
 	sessions  map[*session]struct{}     // guarded by mu
 	stopping  bool                      // guarded by mu
+	closed    chan struct{}             // guarded by mu; with stopping: closed when the listeners are
 	leaving   bool                      // guarded by mu; stopping, and another server follows
 }
 
@@ -178,6 +179,11 @@ func (s *Server) endAll(ctx context.Context, stop func(*conn)) error {
 	case <-closed:
 		return nil
 	case <-ctx.Done():
+	}
+	select {
+	case <-closed: // before ctx ended
+		return nil
+	default:
 		return ctx.Err()
 	}
 }
@@ -187,10 +193,18 @@ func (s *Server) endAll(ctx context.Context, stop func(*conn)) error {
 func (s *Server) admitNobody() (closed chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.stopping {
+		return s.closed
+	}
 	s.stopping = true
 	s.stop()
 	list := slices.Collect(maps.Keys(s.listeners))
 	closed = make(chan struct{})
+	s.closed = closed
+	if len(list) == 0 {
+		close(closed)
+		return closed
+	}
 	go func() { // ends with the listeners
 		defer close(closed)
 		defer s.opts.Guard.Recover(guard.Volume, nil)
