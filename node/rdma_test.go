@@ -44,6 +44,9 @@ func TestVolumesOverRDMAAndTCP(t *testing.T) {
 		startNode(t, n)
 		nodes = append(nodes, n)
 	}
+	if local := nodes[0].rdma.Load().links[0].Local; local == nil || !local(nodes[1].deps.Config.RDS.Addresses[0]) {
+		t.Error("requests of this machine are not told from others") // of which transport/ib refuses what is nobody knows whose
+	}
 	near, far := nodes[0].volumes.Load(), nodes[1].volumes.Load()
 	ctx := testContext(t)
 	file := filepath.Join(t.TempDir(), "disk")
