@@ -49,11 +49,13 @@ var reactorCalls = map[string]*regexp.Regexp{
 	"shutdown":   regexp.MustCompile(`^\d+<(TCP|TCPv6|UNIX|UNIX-SEQPACKET):`),
 	"getsockopt": regexp.MustCompile(`^\d+<(TCP|TCPv6):`),
 	"setsockopt": regexp.MustCompile(`^\d+<(TCP|TCPv6):`),
-	"ioctl":      regexp.MustCompile(`^\d+<(TCP|TCPv6):.*(FIONREAD|SIOCINQ|SIOCOUTQ)`),
+	"ioctl":      regexp.MustCompile(`^\d+<(TCP|TCPv6):.*(FIONREAD|SIOCINQ|SIOCOUTQ|TIOCOUTQ)`), // the last two are one number
 	// RoCE devices: their sockets are ours alone, and what a call does is bounded by what it
 	// carries.
 	"sendmmsg": regexp.MustCompile(`^\d+<(UDP|UDPv6):.*MSG_DONTWAIT`),
 	"recvmmsg": regexp.MustCompile(`^\d+<(UDP|UDPv6):.*MSG_DONTWAIT`),
+	// Their numbers and keys, of crypto/rand: it waits for nothing once the machine has started.
+	"getrandom": nil,
 	// How long the thread itself worked for a call that took long by the clock: internal/toll.
 	"clock_gettime": regexp.MustCompile(`^CLOCK_THREAD_CPUTIME_ID`),
 	// A link's socket has no SO_LINGER but the one of 0 seconds, which resets, and
