@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import random
 import re
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
-from conftest import FRONT_ENDS, Daemon, require
+from conftest import FRONT_ENDS, Daemon, find_binary, missing, require
 
 import rdsd
 
@@ -73,18 +77,45 @@ def test_program(
     assert done.stdout == PRINTED[name]
 
 
-def test_front_page(daemons: tuple[Daemon, Daemon], tmp_path: Path) -> None:
-    """The lines of the repository's README send a datagram that arrives, each time."""
-    block = re.search(r"```python\n(with .*?)```", (REPO / "README.md").read_text(), re.DOTALL)
-    assert block is not None
-    here, there = daemons
-    with rdsd.Client(there.target) as client, client.bind((there.address, 0)) as sink:
-        host, port = sink.local_address
-        lines = block[1].replace('os.environ["D"] + "/a.sock"', repr(here.target))
-        lines = lines.replace("127.0.0.2:0", f"{here.address}:0")
-        lines = lines.replace("127.0.0.3:4000", f"{host}:{port}")
-        program = tmp_path / "hello.py"
-        program.write_text("import rdsd\n" + lines)
-        for _ in range(5):
-            subprocess.run([sys.executable, program], check=True, timeout=30)
-            assert sink.recv(timeout=10).payload == b"hello"
+def test_front_page(tmp_path: Path) -> None:
+    """The repository's README, pasted into a shell, sends a datagram that arrives, each time."""
+    binary = find_binary()
+    if binary is None:
+        missing("no rdsd binary: build bin/rdsd or set RDSD_BIN")
+        return
+    section = (REPO / "README.md").read_text().split("\n## Five minutes\n")[1].split("\n## ")[0]
+    blocks = re.findall(r"```(\w*)\n(.*?)```", section, re.DOTALL)
+    start, receive = [text for kind, text in blocks if not kind][:2]
+    (program,) = (text for kind, text in blocks if kind == "python")
+    command, runs = "v/bin/python $D/hello.py", 5
+    assert f"`{command}`" in section
+    sockets = "bin/rdsd --socket $D/{}.sock sockets"
+    script = [
+        start.removeprefix("make\n"),
+        *(f"until {sockets.format(node)}; do sleep 0.1; done" for node in "ab"),
+        receive,
+        f"until {sockets.format('b')} | grep -q :4000; do sleep 0.1; done",
+        f"cat >$D/hello.py <<'END'\n{program}END",
+        *[command] * runs,
+    ]
+    lines = "\n".join(script).replace("v/bin/python", sys.executable)
+    net = f"127.{random.randrange(64, 250)}.{random.randrange(1, 250)}."
+    lines = lines.replace("127.0.0.", net).replace("bin/rdsd", str(binary.resolve()))
+    with tempfile.TemporaryDirectory(prefix="rdsd-py-") as home:
+        said = Path(home) / "said"
+        with said.open("wb") as out:
+            shell = subprocess.Popen(
+                ["sh", "-ec", lines],
+                env={**os.environ, "TMPDIR": home},
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        try:
+            assert shell.wait(120) == 0, lines + said.read_text()
+            until = time.monotonic() + 60
+            while said.read_text().count(" 5 bytes: hello\n") != runs:
+                assert time.monotonic() < until, lines + said.read_text()
+                time.sleep(0.02)
+        finally:
+            os.killpg(shell.pid, signal.SIGKILL)  # what it left in the background
