@@ -166,20 +166,32 @@ static PyObject *next_congestion(PyObject *self, PyObject *args)
 	return Py_BuildValue("NNK", addr, PyBool_FromLong(e.congested), (unsigned long long)e.freed);
 }
 
-/* await_reply sends and waits within a timeout; 0, a negative errno, or 1 with an exception set. */
+enum { LOOK = 200000000 }; /* ns: how often what has not left looks whether its reply port is lost */
+
+/*
+ * await_reply sends and waits within a timeout; 0, a negative errno, or 1 with an exception set.
+ * -EADDRINUSE: nothing has left, and somebody else has the port.
+ */
 static int64_t await_reply(Handle *h, struct rdsdi_request *q, const rdsd_addr *to, const struct payload *p, int64_t timeout)
 {
+	struct rdsdi_jam jam = {0};
 	int64_t result;
 	struct wait w;
 	int again;
 
 	wait_begin(&w, timeout);
 	do {
-		Py_BEGIN_ALLOW_THREADS
-		result = rdsd_send(h->sock, to, p->data, p->len, NULL, w.slice);
-		Py_END_ALLOW_THREADS
+		PyThreadState *t = part_begin(&jam, false);
+
+		result = rdsd_send(h->sock, to, p->data, p->len, NULL, w.slice < 0 || w.slice > LOOK ? LOOK : w.slice);
+		part_end(t);
 		again = wait_again(&w, result);
+		if (again > 0 && atomic_load(&h->sock->taken)) {
+			result = rdsdi_errno(-EADDRINUSE);
+			again = 0;
+		}
 	} while (again > 0);
+	rdsdi_jam_end(&jam, &h->sock->tx);
 	wait_rest(&w); /* sending may have taken most of it */
 	while (!result && again >= 0) {
 		Py_BEGIN_ALLOW_THREADS
@@ -228,7 +240,7 @@ static PyObject *request(PyObject *self, PyObject *args)
 	return reply;
 }
 
-/* (local address, instance of the daemon, connected, why it is over) */
+/* (local address, instance of the daemon, connected, why it is over, somebody else has its port) */
 static PyObject *info(PyObject *self, PyObject *unused)
 {
 	Handle *h = (Handle *)self;
@@ -238,7 +250,7 @@ static PyObject *info(PyObject *self, PyObject *unused)
 
 	(void)unused;
 	if (!h->sock) /* not bound yet */
-		return Py_BuildValue("OiOi", Py_None, 0, Py_False, 0);
+		return Py_BuildValue("OiOiO", Py_None, 0, Py_False, 0, Py_False);
 	over = h->process == rdsdi_process ? atomic_load(&h->sock->over) : -EBADF;
 	Py_BEGIN_ALLOW_THREADS
 	rdsd_get_info(h->sock, &i);
@@ -246,7 +258,8 @@ static PyObject *info(PyObject *self, PyObject *unused)
 	local = new_address(&i.local);
 	if (!local)
 		return NULL;
-	return Py_BuildValue("NKNi", local, (unsigned long long)i.daemon_instance, PyBool_FromLong(i.connected), -over);
+	return Py_BuildValue("NKNiN", local, (unsigned long long)i.daemon_instance, PyBool_FromLong(i.connected), -over,
+			     PyBool_FromLong(atomic_load(&h->sock->taken)));
 }
 
 /* Looks after the connection; whoever binds again without being called needs it. */
@@ -305,7 +318,7 @@ PyMethodDef control_methods[] = {
 	{"_watch", watch, METH_VARARGS, "Turns congestion events on or off."},
 	{"_next_congestion", next_congestion, METH_VARARGS, "The next congestion event."},
 	{"_request", request, METH_VARARGS, "Sends, and waits for the next datagram from there."},
-	{"_info", info, METH_NOARGS, "(local address, daemon instance, connected, errno of its end)"},
+	{"_info", info, METH_NOARGS, "(local address, daemon instance, connected, errno of its end, port lost)"},
 	{"_tend", tend, METH_NOARGS, "Binds again when that is due."},
 	{"_fd", descriptor, METH_NOARGS, "A descriptor for an event loop."},
 	{"_arm", arm, METH_O, "Before a loop sleeps."},

@@ -6,16 +6,18 @@ import asyncio
 import ipaddress
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+import pytest_asyncio
 from conftest import FRONT_ENDS, Daemon, Front, require
 
 import rdsd
 import rdsd.aio
+from rdsd import _ring
 from rdsd.v1 import rdsd_pb2 as pb
 
 Pair = tuple[Daemon, Daemon]
@@ -87,6 +89,36 @@ async def test_a_dead_daemon_hangs_nobody(front: Front, restarted: Pair) -> None
     with pytest.raises(rdsd.DaemonUnavailable):
         await front.do(a.try_send, b.local_address, b"x")
     await asyncio.wait_for(front.do(a.close), 5)
+
+
+@pytest_asyncio.fixture(params=["sync", "aio"])
+async def rings_front(request: pytest.FixtureRequest, daemons: Pair) -> AsyncIterator[Front]:
+    require("rings", daemons[0])
+    front = Front(request.param, "rings")
+    yield front
+    await front.close()
+
+
+async def test_a_request_over_rings_leaves_from_no_port_that_is_lost(
+    rings_front: Front, restarted: Pair
+) -> None:
+    front, (near, far) = rings_front, restarted
+    a, b = await bind(front, near), await bind(front, far)
+
+    async def asked() -> None:
+        request = asyncio.create_task(front.do(a.request, b.local_address, b"ping", 30))
+        await front.do(b.reply, await front.do(b.recv, timeout=30), b"pong", timeout=30)
+        assert (await asyncio.wait_for(request, 30)).payload == b"pong"
+
+    await asked()
+    (lost,) = [p.sock for p in a._requests._ports.ports]
+    # Nobody looks after it, not even this event loop, until somebody else has its port.
+    _ring._keeper.remove(getattr(lost, "_ring", lost))
+    near.kill()
+    near.start()
+    with rdsd.Client(near.target) as client, client.bind(lost.local_address):
+        await asked()
+    assert lost.closed
 
 
 async def test_a_frozen_daemon_hangs_nobody(front: Front, daemons: Pair) -> None:

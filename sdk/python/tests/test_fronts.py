@@ -12,7 +12,7 @@ from typing import Any, cast
 import grpc
 import pytest
 from conftest import Front
-from fake_daemon import FakeDaemon
+from fake_daemon import FakeDaemon, FakeSocket, key
 
 import rdsd
 import rdsd.aio
@@ -185,6 +185,31 @@ async def test_requests_have_a_limit_and_wait(
     answers = [await one for one in asked]
     assert [d.payload for d in answers] == [b"re: %d" % i for i in range(many)]
     assert len(a._requests._ports.ports) <= kept
+
+
+@pytest.mark.parametrize("early", [True, False])
+async def test_a_request_leaves_from_no_port_that_is_lost(
+    front: Front, fake: FakeDaemon, early: bool
+) -> None:
+    class Answering(FakeSocket):
+        def push(self, source: pb.Endpoint, payload: bytes) -> None:
+            fake.sockets[key(source)].push(pb.Endpoint(address=source.address, port=9), b"re")
+
+    a, _ = await pair(front, fake)
+    (host, _), *_ = fake.sockets
+    fake.sockets[host, 9] = Answering()
+    assert await front.do(a.request, (HOST, 9), b"?", 30) == ((HOST, 9), b"re")
+    port = a._requests._ports.ports[0].sock
+    await asyncio.to_thread(fake.stop)
+    await wait_until(lambda: not port.connected)
+    fake.sockets[host, 9] = Answering()
+    fake.sockets[host, port.local_address.port] = FakeSocket()  # somebody else is given it first
+    asking = [] if not early else [asyncio.create_task(front.do(a.request, (HOST, 9), b"?", 30))]
+    fake.start()
+    await wait_until(lambda: port._port_lost)
+    answer = await (asking[0] if early else front.do(a.request, (HOST, 9), b"?", 30))
+    assert answer == ((HOST, 9), b"re")
+    await wait_until(lambda: port.closed)
 
 
 async def test_a_refused_request_cancels_nothing(front: Front, fake: FakeDaemon) -> None:

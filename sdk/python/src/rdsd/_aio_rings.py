@@ -24,6 +24,7 @@ from ._aio_socket import CongestionWatch, Socket
 from ._calls import Call, EventQueue
 from ._core import BindOptions
 from ._errors import (
+    AddressInUse,
     BatchError,
     Closed,
     Congested,
@@ -109,6 +110,10 @@ class RingSocket(Socket):
     @property
     def closed(self) -> bool:
         return self._closed or self._ring._info()[3] != 0
+
+    @property
+    def _port_lost(self) -> bool:
+        return self.closed or self._ring._info()[4]
 
     # -- sending ---------------------------------------------------------------
 
@@ -302,6 +307,8 @@ class RingSocket(Socket):
             except (WouldBlock, DaemonUnavailable) as error:
                 if self.closed:
                     raise
+                if self._options.replies and self._port_lost:
+                    raise make(AddressInUse) from None
                 await self._wait_for_room([error], deadline)
             except Congested as error:
                 if not looked:  # so that only what comes now ends the wait

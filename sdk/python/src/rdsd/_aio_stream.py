@@ -111,6 +111,10 @@ class StreamSocket(Socket):
     def closed(self) -> bool:
         return self._core.error is not None
 
+    @property
+    def _port_lost(self) -> bool:
+        return self.closed or self._core.taken
+
     # -- sending ---------------------------------------------------------------
 
     async def send(self, dst: AddressLike, payload: Payload, timeout: Timeout = None) -> int:

@@ -9,7 +9,9 @@ serves requests to many destinations, one at a time to each. It is used again fo
 a destination only when the answer has come. A port whose request ended otherwise
 is spoiled: it takes no request any more and is closed with its last one, so that
 a late answer ends as "no such port" at the responder and fills no buffer that
-nobody reads.
+nobody reads. So is a port that is lost: after a restart of the daemon somebody who
+asks for any may be given its number first. What waited to leave from it leaves from
+another one.
 """
 
 from __future__ import annotations
@@ -24,7 +26,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ._core import BindOptions
-from ._errors import Closed, DaemonUnavailable, OutOfBudget, RdsError, TimedOut, TooMany, make
+from ._errors import (
+    AddressInUse,
+    Closed,
+    DaemonUnavailable,
+    OutOfBudget,
+    RdsError,
+    TimedOut,
+    TooMany,
+    make,
+)
 from ._surface import BIND_TIMEOUT
 from ._types import Address, Datagram, Payload
 
@@ -56,12 +67,12 @@ class ReplyPorts(Generic[S]):
         self.binding = False  # somebody has the turn to add a port
         self.closed = False
 
-    def pick(self, dst: Address, over: Callable[[S], bool]) -> Port[S] | None:
+    def pick(self, dst: Address, lost: Callable[[S], bool]) -> Port[S] | None:
         """Puts a request on a port that has none to dst."""
         if self.closed:
             raise make(Closed)
         for port in self.ports:
-            if not port.spoiled and dst not in port.asked and not over(port.sock):
+            if not port.spoiled and dst not in port.asked and not lost(port.sock):
                 port.asked.add(dst)
                 return port
         return None
@@ -73,12 +84,14 @@ class ReplyPorts(Generic[S]):
         self.binding = True
         return True
 
-    def release(self, port: Port[S], dst: Address, *, late: bool, over: bool) -> list[S]:
+    def release(
+        self, port: Port[S], dst: Address, late: bool, lost: Callable[[S], bool]
+    ) -> list[S]:
         """Ends a request; late: its answer may still come. What is to be closed."""
         port.asked.discard(dst)
-        port.spoiled |= late or over
+        port.spoiled |= late
         idle = [p for p in self.ports if not p.asked]
-        kept = [p for p in idle if not p.spoiled][:KEEP_PORTS]
+        kept = [p for p in idle if not p.spoiled and not lost(p.sock)][:KEEP_PORTS]
         out = [p for p in idle if p not in kept]
         self.ports = [p for p in self.ports if p not in out]
         return [p.sock for p in out]
@@ -116,19 +129,22 @@ class Requests:
 
     def request(self, dst: Address, payload: Payload, limit: float | None) -> Datagram:
         deadline = None if limit is None else time.monotonic() + limit
-        port = self._acquire(dst, deadline)
-        late = True
-        try:
-            answer = port.sock._exchange(dst, payload, _left(deadline))
-            late = False
-            return answer
-        except Closed:
-            raise make(Closed) from None
-        finally:
-            with self._changed:
-                out = self._ports.release(port, dst, late=late, over=port.sock.closed)
-                self._changed.notify_all()
-            _close_aside(out)
+        while True:
+            port = self._acquire(dst, deadline)
+            late = True
+            try:
+                answer = port.sock._exchange(dst, payload, _left(deadline))
+                late = False
+                return answer
+            except AddressInUse:  # the port is lost, and this has not left
+                late = False
+            except Closed:
+                raise make(Closed) from None
+            finally:
+                with self._changed:
+                    out = self._ports.release(port, dst, late, lambda sock: sock._port_lost)
+                    self._changed.notify_all()
+                _close_aside(out)
 
     def close(self) -> None:
         """Ends all requests."""
@@ -142,7 +158,7 @@ class Requests:
         pause = BACKOFF_FIRST
         with self._changed:
             while True:
-                if (port := self._ports.pick(dst, lambda sock: sock.closed)) is not None:
+                if (port := self._ports.pick(dst, lambda sock: sock._port_lost)) is not None:
                     return port
                 left, error = _left(deadline), None
                 if self._ports.take_turn():
@@ -194,17 +210,20 @@ class AioRequests:
 
     async def request(self, dst: Address, payload: Payload, limit: float | None) -> Datagram:
         deadline = None if limit is None else time.monotonic() + limit
-        port = await self._acquire(dst, deadline)
-        late = True
-        try:
-            answer = await port.sock._exchange(dst, payload, _left(deadline))
-            late = False
-            return answer
-        except Closed:
-            raise make(Closed) from None
-        finally:
-            self._close(self._ports.release(port, dst, late=late, over=port.sock.closed))
-            self._tell()
+        while True:
+            port = await self._acquire(dst, deadline)
+            late = True
+            try:
+                answer = await port.sock._exchange(dst, payload, _left(deadline))
+                late = False
+                return answer
+            except AddressInUse:  # the port is lost, and this has not left
+                late = False
+            except Closed:
+                raise make(Closed) from None
+            finally:
+                self._close(self._ports.release(port, dst, late, lambda sock: sock._port_lost))
+                self._tell()
 
     async def close(self) -> None:
         """Ends all requests."""
@@ -216,7 +235,7 @@ class AioRequests:
     async def _acquire(self, dst: Address, deadline: float | None) -> Port[_aio_socket.Socket]:
         pause = BACKOFF_FIRST
         while True:
-            if (port := self._ports.pick(dst, lambda sock: sock.closed)) is not None:
+            if (port := self._ports.pick(dst, lambda sock: sock._port_lost)) is not None:
                 return port
             left, error, changed = _left(deadline), None, self._changed
             if self._ports.take_turn():
