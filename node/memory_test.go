@@ -5,6 +5,7 @@ import (
 	"runtime/debug"
 	"testing"
 
+	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/node/config"
 )
 
@@ -140,4 +141,24 @@ func TestNeeds(t *testing.T) {
 		t.Errorf("with %d bytes in use: %+v", len(ballast), u)
 	}
 	runtime.KeepAlive(ballast)
+}
+
+// TestExampleVolumesFit: what the example exports of memory can be written in whole.
+func TestExampleVolumesFit(t *testing.T) {
+	c, err := config.Load(config.LoadOptions{File: "../docs/rdsd.example.toml"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	account, some := quota.New(int64(c.Limits.MemoryBytes), nil).Account(quota.Holder{}), false
+	for _, x := range c.Volumes.Exports {
+		if x.Path == "" {
+			some = true
+			if err := account.Take(quota.Stores, int64(x.Size)); err != nil {
+				t.Errorf("%s of %v: %v", x.Name, x.Size, err)
+			}
+		}
+	}
+	if !some {
+		t.Error("the example exports no memory")
+	}
 }
