@@ -109,7 +109,7 @@ func (p *Lane) next(now time.Duration) {
 	p.event(now, EvLink)
 	p.serial = w.serial
 	if w.behind {
-		p.backlog = &backlog{to: p.recvB + backlogBytes}
+		p.mark()
 		p.backlog.begin(now)
 	}
 	// The link was parked: nothing was read from it while the former one could still bring

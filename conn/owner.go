@@ -62,7 +62,7 @@ type Owner interface {
 	MayGrant() bool
 	// Keep asks whether n bytes more may be kept for the peer, or gives back -n of them: then the
 	// answer says nothing. It is asked before a datagram is refused, which otherwise ends the link.
-	// What is sure is within the credits that it was granted: it has that as long as there is memory.
+	// What is sure is within the credits that it was granted: it has that as long as there is memory, of the part that all peers may have.
 	Keep(n int, sure bool) bool
 	// Arm asks for Tick at the given time, or earlier. What is due now has to be done in the
 	// same Tick of the owner as what armed it.

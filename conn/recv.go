@@ -428,15 +428,19 @@ type backlog struct {
 	to   uint64        // it is over at so many bytes received
 	read bool          // the lane is read
 	end  time.Duration // then it is over at that time, too
+	left time.Duration // else when it has been read for so long
 }
 
-func (b *backlog) begin(now time.Duration) { b.read, b.end = true, now+backlogFor }
+// mark notes that another lane has brought a map, while what came before stands unread on p.
+func (p *Lane) mark() { p.backlog = &backlog{to: p.recvB + backlogBytes, left: backlogFor} }
+
+func (b *backlog) begin(now time.Duration) { b.read, b.end = true, now+b.left }
 
 // pause stops the reading of the link.
 func (p *Lane) pause() {
 	p.paused = true
-	if p.backlog != nil {
-		p.backlog.read = false
+	if b := p.backlog; b != nil {
+		b.read, b.left = false, backlogFor
 	}
 }
 
@@ -446,24 +450,28 @@ func (p *Lane) Shut(now time.Duration, attempt uint64, on bool) {
 		return
 	}
 	p.shut = on
-	if !on && p.backlog != nil && !p.paused {
-		p.backlog.begin(now) // there may be nothing, of which no frame tells
+	switch b := p.backlog; {
+	case b == nil:
+	case on && b.read: // memory may come and go for hours, and what was read meanwhile was read
+		b.read, b.left = false, max(b.end-now, 0)
+	case !on && !p.paused:
+		b.begin(now) // there may be nothing, of which no frame tells
 	}
 }
 
 // mapTopic is what a whole map that has come on the lane is to the owner.
 func (p *Lane) mapTopic() Topic {
-	if p.backlog != nil {
-		return ToldOldMap
-	}
 	p.c.EachLane(func(q *Lane) {
 		if q.paused || q.shut {
-			q.backlog = &backlog{to: q.recvB + backlogBytes}
+			q.mark()
 		}
 		for i := range q.waiting {
 			q.waiting[i].behind = q != p || q.waiting[i].behind // its own came later
 		}
 	})
+	if p.backlog != nil {
+		return ToldOldMap
+	}
 	return ToldMap
 }
 

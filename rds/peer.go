@@ -195,10 +195,12 @@ func (pe *Peer) LocalCongestion(since uint64, wholeOnly bool) (uint64, []wire.Po
 
 // Keep implements conn.Owner: what is kept is the peer's, like the rest of what it costs.
 func (pe *Peer) Keep(n int, sure bool) bool {
-	switch {
-	case pe.account == nil:
+	switch a := pe.account; {
+	case a == nil:
+	case n > 0 && sure:
+		return a.Sure(quota.Peers, int64(n)) == nil
 	case n > 0:
-		return pe.account.Take(quota.Peers, int64(n)) == nil || sure && pe.account.Sure(quota.Peers, int64(n)) == nil
+		return a.Take(quota.Peers, int64(n)) == nil
 	default:
 		pe.account.Give(quota.Peers, int64(-n))
 	}

@@ -241,7 +241,8 @@ func (l *Link) mayRead() bool {
 	return false
 }
 
-// askAgain has the link read, and the gate asked, again.
+// askAgain asks the gate, and has the link read again if it may be: there may be nothing to read,
+// and then nobody else asks.
 func (l *Link) askAgain() {
 	if !l.paused || l.held != nil || l.ended {
 		return
@@ -249,7 +250,9 @@ func (l *Link) askAgain() {
 	if l.deaf {
 		l.drain.Reset(deafTime)
 	}
-	l.setPaused(false)
+	if l.mayRead() {
+		l.setPaused(false)
+	}
 }
 
 // Resume goes on reading. The pause has been noted before resume runs, because a pause

@@ -534,6 +534,12 @@ func TestGate(t *testing.T) {
 			t.Errorf("paused %v, patience %v", e.l.paused, e.l.patience)
 		}
 	})
+	// Its handler hears that it may be read also where there is nothing to read.
+	e.open.Store(false)
+	e.on(func() { e.l.Try() })
+	n := e.asked.Load()
+	e.open.Store(true)
+	await.Until(t, 10*time.Second, "the gate is asked again", func() bool { return e.asked.Load() > n })
 	e.pause.Store(true)
 	if _, err := peer.send(1, 10); err != nil {
 		t.Fatal(err)
