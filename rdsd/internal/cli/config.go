@@ -4,12 +4,15 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/rdsd/rdsd/node"
 	"github.com/rdsd/rdsd/node/config"
+	"github.com/rdsd/rdsd/rdsd/internal/dial"
 
 	"github.com/rdsd/rdsd/internal/plain"
 )
@@ -60,7 +63,7 @@ archive it is. No key of it is a secret.`,
 					return err
 				})
 			}
-			load.Env = os.Environ()
+			load.Env = a.shellEnv()
 			c, err := config.Load(load)
 			if err != nil {
 				return withCode(exitConfig, configErrors(err))
@@ -97,7 +100,7 @@ func (a *app) configCheckCmd() *cobra.Command {
 		Use:   "check",
 		Short: "name every mistake of the configuration; the same as serve --check",
 		RunE: func(*cobra.Command, []string) error {
-			load.Env = os.Environ()
+			load.Env = a.shellEnv()
 			_, err := checkedConfig(load)
 			if err == nil {
 				_, err = fmt.Fprintln(a.out, "the configuration is good")
@@ -107,6 +110,33 @@ func (a *app) configCheckCmd() *cobra.Command {
 	}
 	configFlags(cmd, &load)
 	return cmd
+}
+
+// daemonEnv is this environment as a daemon takes it: RDSD_SOCKET, which is for clients too
+// and has more forms there, is a path. What is no Unix socket stays, and is refused.
+func daemonEnv() []string {
+	env := os.Environ()
+	if path := dial.Socket(os.Getenv("RDSD_SOCKET")); path != "" {
+		if abs, err := filepath.Abs(path); err == nil && path[0] != '@' {
+			path = abs
+		}
+		env = append(env, "RDSD_SOCKET="+path) // the last one counts
+	}
+	return env
+}
+
+// shellEnv is daemonEnv for a look at what a daemon here would have. Of that an RDSD_SOCKET
+// of another machine says nothing.
+func (a *app) shellEnv() []string {
+	env := daemonEnv()
+	target, set := os.LookupEnv("RDSD_SOCKET")
+	if !set || dial.Socket(target) != "" {
+		return env
+	}
+	if target != "" {
+		fmt.Fprintf(a.err, "rdsd: RDSD_SOCKET is no socket of this machine and is ignored: %s\n", plain.Text(target))
+	}
+	return slices.DeleteFunc(env, func(v string) bool { return strings.HasPrefix(v, "RDSD_SOCKET=") })
 }
 
 // checkedConfig is a configuration that a daemon would start with.

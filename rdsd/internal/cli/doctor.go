@@ -3,7 +3,6 @@ package cli
 import (
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 
@@ -55,7 +54,7 @@ The exit code is 1 if there is an error. The daemon's own problems are in
 				}
 				addrs = append(addrs, addr.Unmap())
 			}
-			load.Env = os.Environ()
+			load.Env = a.shellEnv()
 			found, err := a.doctor(load, args, addrs)
 			if err != nil { // what is said of the defaults is not what that daemon needs
 				return withCode(exitConfig, configErrors(err))
@@ -97,5 +96,9 @@ func (a *app) doctor(load config.LoadOptions, groups []string, peers []netip.Add
 	if err != nil {
 		return nil, err
 	}
-	return doctor.Examine(doctor.Here(), c, dial.Target(a.socket), groups, peers), nil
+	socket := dial.Socket(dial.Target(a.socket))
+	if socket == "" { // the daemon that commands ask is elsewhere
+		socket = c.API.Socket
+	}
+	return doctor.Examine(doctor.Here(), c, socket, groups, peers), nil
 }

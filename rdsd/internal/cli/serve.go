@@ -40,7 +40,7 @@ runs does, the rest is named in the log; a wrong file changes nothing.`,
 				signal.Notify(hangups, syscall.SIGHUP)
 				signal.Ignore(syscall.SIGPIPE) // whoever read the log has ended
 			}
-			load := config.LoadOptions{File: file, Env: os.Environ(), Flags: flags}
+			load := config.LoadOptions{File: file, Env: daemonEnv(), Flags: flags}
 			cfg, err := checkedConfig(load)
 			if err != nil {
 				return err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/url"
 	"os"
 	"strings"
 	"syscall"
@@ -59,10 +60,13 @@ func Dial(ctx context.Context, target string) (*rdsd.Client, error) {
 	return c, nil
 }
 
-// OnThisMachine reports whether target is a socket of this machine.
-func OnThisMachine(target string) bool {
-	network, _ := split(target)
-	return network == "unix"
+// Socket is the Unix socket that target names, a path or "@name"; "" when it names none,
+// as one of another machine does not.
+func Socket(target string) string {
+	if network, addr := split(target); network == "unix" {
+		return addr
+	}
+	return ""
 }
 
 // knock checks that somebody listens at target.
@@ -85,9 +89,15 @@ func knock(ctx context.Context, target string) error {
 func split(target string) (network, addr string) {
 	if rest, ok := strings.CutPrefix(target, "unix:"); ok {
 		if abs, ok := strings.CutPrefix(rest, "//"); ok {
+			if path, err := url.PathUnescape(abs); err == nil { // as gRPC reads it
+				abs = path
+			}
 			return "unix", abs
 		}
 		return "unix", rest
+	}
+	if name, ok := strings.CutPrefix(target, "unix-abstract:"); ok {
+		return "unix", "@" + name
 	}
 	if strings.HasPrefix(target, "/") || strings.HasPrefix(target, ".") || !strings.Contains(target, ":") {
 		return "unix", target

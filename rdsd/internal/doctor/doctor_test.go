@@ -119,7 +119,7 @@ func TestFindings(t *testing.T) {
 	} {
 		m := good()
 		c.break_(m)
-		found := Examine(m, config.Default(), "unix:///run/rdsd/rdsd.sock", nil, nil)
+		found := Examine(m, config.Default(), "/run/rdsd/rdsd.sock", nil, nil)
 		found = slices.DeleteFunc(found, func(f Finding) bool { return f.Severity == OK || f.What == "volumes.port" })
 		if len(found) == 0 || found[0].Severity != c.severity || found[0].What != c.what || !strings.Contains(found[0].Remedy, c.mend) || found[0].Text == "" {
 			t.Errorf("%s: %+v", name, found)

@@ -56,11 +56,7 @@ func (x *exam) ports() {
 }
 
 // answers reports whether a daemon listens at the socket.
-func (x *exam) answers() bool { return x.Connect("unix", x.path()) == nil }
-
-func (x *exam) path() string {
-	return strings.TrimPrefix(strings.TrimPrefix(x.socket, "unix:"), "//")
-}
+func (x *exam) answers() bool { return x.Connect("unix", x.socket) == nil }
 
 func (x *exam) congestion() {
 	want := x.c.RDS.TCPCongestion
@@ -95,7 +91,7 @@ func (x *exam) buffers() {
 }
 
 func (x *exam) daemon() {
-	path := x.path()
+	path := x.socket
 	err := x.Connect("unix", path)
 	switch {
 	case err == nil:
