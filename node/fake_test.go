@@ -18,6 +18,7 @@ type fakeCore struct {
 	mu       sync.Mutex
 	calls    []string
 	startErr error
+	starting func()
 	draining func(context.Context)
 }
 
@@ -27,7 +28,13 @@ func (f *fakeCore) note(s string) {
 	f.calls = append(f.calls, s)
 }
 
-func (f *fakeCore) Start() error { f.note("start"); return f.startErr }
+func (f *fakeCore) Start() error {
+	f.note("start")
+	if f.starting != nil {
+		f.starting()
+	}
+	return f.startErr
+}
 
 func (f *fakeCore) Close() { f.note("close") }
 

@@ -176,25 +176,44 @@ func (n *Node) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := n.core.Start(); err != nil {
+	served := n.servePage(page) // probes are answered while the rest starts
+	if err := n.start(); err != nil {
 		if page != nil {
 			page.Close()
+			<-served
 		}
+		return err
+	}
+	return n.serve(ctx, local, rings, remote, page, served, markReady)
+}
+
+// servePage serves the page until it is stopped or closed; the channel has what ended it.
+func (n *Node) servePage(page *service.Page) <-chan error {
+	served := make(chan error, 1)
+	if page != nil {
+		go func() { // ends with the page
+			defer n.deps.Guard.Recover(guard.Step, nil)
+			served <- page.Serve()
+		}()
+	}
+	return served
+}
+
+// start starts the core and what stands on it.
+func (n *Node) start() error {
+	if err := n.core.Start(); err != nil {
 		return err
 	}
 	if err := n.startVolumes(); err != nil {
 		n.core.Close()
-		if page != nil {
-			page.Close()
-		}
 		return err
 	}
-	return n.serve(ctx, local, rings, remote, page, markReady)
+	return nil
 }
 
 // serve runs until ctx ends or a listener fails. The goroutines it starts are
 // its own and end before it returns.
-func (n *Node) serve(ctx context.Context, local, rings, remote net.Listener, page *service.Page, markReady func()) error {
+func (n *Node) serve(ctx context.Context, local, rings, remote net.Listener, page *service.Page, served <-chan error, markReady func()) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var g errgroup.Group
@@ -221,7 +240,7 @@ func (n *Node) serve(ctx context.Context, local, rings, remote net.Listener, pag
 		})
 	}
 	if page != nil {
-		run("http", page.Serve)
+		run("http", func() error { return <-served })
 	}
 	kept := make(chan struct{})
 	var keeping sync.WaitGroup
@@ -351,7 +370,7 @@ func (n *Node) listenPage() (*service.Page, error) {
 	n.mu.Unlock()
 	return n.services.ListenHTTP(n.acceptor(l, "http", refusePage), func() service.NodeStatus {
 		s := n.state.Load()
-		return service.NodeStatus{State: stateNames[s], Ready: s == stateServing}
+		return service.NodeStatus{State: stateNames[s], Ready: s == stateServing, Starting: s == stateStarting}
 	}), nil
 }
 

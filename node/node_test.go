@@ -21,14 +21,15 @@ import (
 
 func TestLifecycle(t *testing.T) {
 	cfg := testConfig(t)
+	started, start := make(chan struct{}), make(chan struct{})
 	entered, leave := make(chan struct{}), make(chan struct{})
-	core := &fakeCore{draining: func(context.Context) { close(entered); <-leave }}
+	core := &fakeCore{starting: func() { close(started); <-start }, draining: func(context.Context) { close(entered); <-leave }}
 	n, logs := newFakeNode(t, cfg, core)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	done := make(chan error, 1)
 	go func() { done <- n.Run(ctx) }()
-	<-n.Ready()
+	<-started
 
 	hc := healthpb.NewHealthClient(dial(t, cfg))
 	serving := func(want healthpb.HealthCheckResponse_ServingStatus) {
@@ -42,7 +43,8 @@ func TestLifecycle(t *testing.T) {
 	}
 	get := func(path string) (int, string) {
 		t.Helper()
-		r, err := http.Get("http://" + n.HTTPAddr().String() + path)
+		client := http.Client{Timeout: 30 * time.Second}
+		r, err := client.Get("http://" + n.HTTPAddr().String() + path)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -50,6 +52,13 @@ func TestLifecycle(t *testing.T) {
 		b, _ := io.ReadAll(r.Body)
 		return r.StatusCode, string(b)
 	}
+	for path, want := range map[string]int{"/healthz": 200, "/readyz": 503, "/metrics": 503, "/": 503} {
+		if code, body := get(path); code != want || code == 503 && body != "starting\n" {
+			t.Errorf("%s while starting: %d %q", path, code, body)
+		}
+	}
+	close(start)
+	<-n.Ready()
 	serving(healthpb.HealthCheckResponse_SERVING)
 	if code, body := get("/readyz"); code != 200 || body != "serving\n" {
 		t.Errorf("/readyz: %d %q", code, body)
@@ -119,6 +128,10 @@ func TestRunFails(t *testing.T) {
 			t.Error("Ready still open after Run failed")
 		}
 		nothingLeft(t, cfg)
+		if c, err := net.Dial("tcp", n.HTTPAddr().String()); err == nil {
+			c.Close()
+			t.Error("the page is still served")
+		}
 	})
 	t.Run("http address in use", func(t *testing.T) {
 		cfg := testConfig(t)

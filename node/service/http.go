@@ -38,8 +38,8 @@ type Page struct {
 
 // NodeStatus is what a node is about to do, for /readyz.
 type NodeStatus struct {
-	State string // "starting", "serving", "draining"
-	Ready bool
+	State           string // "starting", "serving", "draining"
+	Ready, Starting bool
 }
 
 // ListenHTTP makes the page for monitoring, of which state tells what the node is about
@@ -50,7 +50,6 @@ func (f *Front) ListenHTTP(l net.Listener, state func() NodeStatus) *Page {
 
 func listenHTTP(c *config.HTTP, l net.Listener, reg *prometheus.Registry, g *guard.Guard, people *webpage.Page, state func() NodeStatus) *Page {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", people.OfThisNode(newKeptPage(promhttp.HandlerFor(reg, metricsOptions))))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		s := state()
@@ -59,10 +58,19 @@ func listenHTTP(c *config.HTTP, l net.Listener, reg *prometheus.Registry, g *gua
 		}
 		fmt.Fprintln(w, s.State)
 	})
-	mux.Handle("/", people)
+	rest := http.NewServeMux()
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		if s := state(); s.Starting { // what it would be about is not there yet
+			http.Error(w, s.State, http.StatusServiceUnavailable)
+			return
+		}
+		rest.ServeHTTP(w, r)
+	})
+	rest.Handle("GET /metrics", people.OfThisNode(newKeptPage(promhttp.HandlerFor(reg, metricsOptions))))
+	rest.Handle("/", people)
 	if c.Pprof {
 		for path, h := range map[string]http.HandlerFunc{"": pprof.Index, "cmdline": pprof.Cmdline, "profile": pprof.Profile, "symbol": pprof.Symbol, "trace": pprof.Trace} {
-			mux.Handle("/debug/pprof/"+path, people.OfThisNode(h))
+			rest.Handle("/debug/pprof/"+path, people.OfThisNode(h))
 		}
 	}
 	conns := newConnTable(maxHTTPConns, sourceOf)
@@ -81,7 +89,7 @@ func listenHTTP(c *config.HTTP, l net.Listener, reg *prometheus.Registry, g *gua
 	}
 }
 
-// Serve serves until Stop.
+// Serve serves until Stop or Close: while the node starts, probes alone.
 func (h *Page) Serve() error {
 	if err := h.srv.Serve(h.listener); !errors.Is(err, http.ErrServerClosed) {
 		return err
@@ -89,8 +97,8 @@ func (h *Page) Serve() error {
 	return nil
 }
 
-// Close closes the listener of a page that was never served.
-func (h *Page) Close() { h.listener.Close() }
+// Close ends the page at once.
+func (h *Page) Close() { h.srv.Close() }
 
 // Stop ends the page; requests under way have until ctx ends.
 func (h *Page) Stop(ctx context.Context) {
