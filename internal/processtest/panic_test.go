@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/netip"
 	"os"
@@ -35,12 +34,8 @@ func startPair(t *testing.T, env ...string) *pair {
 	t.Helper()
 	at, bt := netip.MustParseAddr(addrA), netip.MustParseAddr(addrB)
 	p := &pair{t: t, dirA: dir(t), dirB: dir(t)}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.page = l.Addr().String()
-	l.Close()
+	loopback := netip.MustParseAddr("127.0.0.1")
+	p.page = netip.AddrPortFrom(loopback, uint16(rdsdtest.FreePort(t, loopback))).String()
 	port, volumes := fmt.Sprint(rdsdtest.FreePort(t, at, bt)), fmt.Sprint(rdsdtest.FreePort(t, at, bt))
 	args := func(d, address, page string) []string {
 		return []string{"serve", "--socket", filepath.Join(d, "s"), "--address", address, "--port", port, "--volume-port", volumes, "--http", page}

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/rdserr"
@@ -61,13 +60,13 @@ func TestBindErrors(t *testing.T) {
 	_, err = c.Bind(testContext(t), netip.AddrPort{})
 	wantErr(t, err, rdserr.ErrInvalid)
 
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Millisecond)
-	defer cancel()
-	_, err = c.Bind(ctx, localAddr) // the daemon says nothing
-	wantErr(t, err, rdserr.ErrTimeout, context.DeadlineExceeded)
+	ctx := newExpiring()
+	done := goErr(func() error { _, err := c.Bind(ctx, localAddr); return err })
+	d.accept() // and no answer
+	close(ctx.passed)
+	wantErr(t, waitErr(t, done), rdserr.ErrTimeout, context.DeadlineExceeded)
 
-	done := goErr(func() error { _, err := c.Bind(testContext(t), localAddr); return err })
-	<-d.streams // of the bind before
+	done = goErr(func() error { _, err := c.Bind(testContext(t), localAddr); return err })
 	st, _ := d.accept()
 	st.send(&rdsdv1.ServerMessage{})
 	wantErr(t, waitErr(t, done), rdserr.ErrProtocol)

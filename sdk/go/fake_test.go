@@ -347,6 +347,25 @@ func testContext(t *testing.T) context.Context {
 	return ctx
 }
 
+// expiring is a context whose deadline passes when the test says so: not before what it is about has begun.
+type expiring struct {
+	context.Context
+	passed chan struct{}
+}
+
+func newExpiring() expiring { return expiring{context.Background(), make(chan struct{})} }
+
+func (c expiring) Done() <-chan struct{} { return c.passed }
+
+func (c expiring) Err() error {
+	select {
+	case <-c.passed:
+		return context.DeadlineExceeded
+	default:
+		return nil
+	}
+}
+
 func wantErr(t *testing.T, err error, want ...error) {
 	t.Helper()
 	for _, w := range want {

@@ -347,10 +347,10 @@ func TestSendContextEnds(t *testing.T) {
 
 func TestSendDeadline(t *testing.T) {
 	_, _, s, st := bindFake(t)
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Millisecond)
-	defer cancel()
+	ctx := newExpiring()
 	done := goErr(func() error { return s.Send(ctx, peerAddr, nil) })
 	st.nextSend() // and no answer
+	close(ctx.passed)
 	err := waitErr(t, done)
 	wantErr(t, err, rdserr.ErrTimeout, syscall.ETIMEDOUT, context.DeadlineExceeded)
 	var timeout interface{ Timeout() bool }
