@@ -84,7 +84,7 @@ type kernelFront struct {
 
 	lost atomic.Bool               // somebody else has detached the device, or the kernel has given it up
 	cut  atomic.Bool               // the kernel has it, and nobody serves it any more
-	gone func(*kernelFront, error) // called once, after either
+	gone func(*kernelFront, error) // called after either, with the error that serving it ended with
 }
 
 type kernelOptions struct {
@@ -229,6 +229,15 @@ func (f *kernelFront) stopped() bool {
 	}
 }
 
+// has tells whether the device is this one still. Nobody hears of it when one that is cut is detached, so the
+// kernel is asked then: the number may be another's.
+func (f *kernelFront) has() bool {
+	if f.cut.Load() && !f.ours() && f.lost.CompareAndSwap(false, true) {
+		f.gone(f, nil)
+	}
+	return !f.lost.Load()
+}
+
 // Users returns 1 while there is the device: the kernel does not tell.
 func (f *kernelFront) Users() int {
 	if f.lost.Load() {
@@ -239,7 +248,7 @@ func (f *kernelFront) Users() int {
 
 // Busy opens the device, which may make the kernel read from it. A device that was detached
 // may be another's by now.
-func (f *kernelFront) Busy() bool { return !f.lost.Load() && f.drv.held(f.index) }
+func (f *kernelFront) Busy() bool { return f.has() && f.drv.held(f.index) }
 
 // Resized tells the kernel the present size: of two that are under way the last to tell must
 // not be the one that has looked first.
@@ -247,7 +256,7 @@ func (f *kernelFront) Resized(*blk.Info) {
 	f.sizing.Lock()
 	defer f.sizing.Unlock()
 	a, i := f.attach(), f.dev.Info()
-	if f.lost.Load() || i.Size == f.size && i.LogicalBlock == f.block {
+	if !f.has() || i.Size == f.size && i.LogicalBlock == f.block {
 		return
 	}
 	a.Size, a.BlockSize = i.Size, i.LogicalBlock

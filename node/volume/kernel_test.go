@@ -456,6 +456,48 @@ func TestKernelDeviceStaysOurs(t *testing.T) {
 	}
 }
 
+// TestCutDeviceThatIsDetached: one that nobody serves any more is not ours when somebody has detached it. Who
+// has the number then keeps what he has, and is not taken for users of ours.
+func TestCutDeviceThatIsDetached(t *testing.T) {
+	server, client, k := withKernel(t)
+	mustExport(t, server.h, file(t, "disk", 8<<20))
+	m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk", As: AsNBD})
+	k.mu.Lock()
+	k.fail = func() error { return syscall.EPERM }
+	k.devices[0].close()
+	k.devices[0].conn = nil
+	k.mu.Unlock()
+	eventually(t, "it is cut", func() bool {
+		i, err := client.h.Mapping(m.ID)
+		return err == nil && i.LastError == noConnection
+	})
+	k.giveUp(0)
+	k.foreign(t, 0, "")
+	k.mu.Lock()
+	k.fail, k.busy = nil, true
+	k.mu.Unlock()
+	client.h.mu.Lock()
+	f := client.h.mappings[0].front
+	client.h.mu.Unlock()
+	if _, err := server.h.ResizeExport(testCtx(t), "disk", 16<<20); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the size has come", func() bool { return f.(*kernelFront).dev.Info().Size == 16<<20 })
+	f.Resized(nil)
+	k.mu.Lock()
+	strayed := k.strayed
+	k.mu.Unlock()
+	if strayed > 0 {
+		t.Error("the foreign device was reconfigured")
+	}
+	if i, err := client.h.Mapping(m.ID); err != nil || i.Device != "" || i.LastError != noDevice || i.Users != 0 {
+		t.Errorf("%+v, %v", i, err)
+	}
+	if err := client.h.Unmap(testCtx(t), m.ID, false); err != nil || k.device(0).size != 1<<20 {
+		t.Errorf("unmapped: %v", err)
+	}
+}
+
 // A device that was detached in the meantime is attached anew.
 func TestKernelDeviceThatIsGoneIsAttachedAnew(t *testing.T) {
 	server, client, k := withKernel(t)

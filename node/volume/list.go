@@ -43,6 +43,7 @@ func (s *server) openVolumes() []openVolume {
 
 // Mappings lists the mappings, oldest first.
 func (h *Host) Mappings() []MappingInfo {
+	h.lookAtCut()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	list := make([]MappingInfo, 0, len(h.mappings))
@@ -55,6 +56,21 @@ func (h *Host) Mappings() []MappingInfo {
 		}
 	}
 	return list
+}
+
+// lookAtCut looks whether kernel devices that nobody serves are there still.
+func (h *Host) lookAtCut() {
+	h.mu.Lock()
+	var cut []*kernelFront
+	for _, m := range h.mappings {
+		if k, ok := m.front.(*kernelFront); ok && k.cut.Load() {
+			cut = append(cut, k)
+		}
+	}
+	h.mu.Unlock()
+	for _, k := range cut {
+		k.has()
+	}
 }
 
 // find finds a mapping by ID, by the path of its device, its URI, or by
@@ -84,6 +100,7 @@ func (h *Host) find(what string) (*mapping, error) {
 
 // Mapping describes one, found as by Unmap.
 func (h *Host) Mapping(what string) (MappingInfo, error) {
+	h.lookAtCut()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	m, err := h.find(what)
