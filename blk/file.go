@@ -35,6 +35,7 @@ type File struct {
 	name    string
 	fd      int
 	block   bool // a block device
+	nfs     bool // a file on NFS, where a write brings errors of earlier ones
 	id      FileID
 	opts    FileOptions
 	run     func() // work, made once so that starting a worker allocates nothing
@@ -50,6 +51,7 @@ type File struct {
 	sizing sync.Mutex
 	// shortening is taken after sizing, and held while a file is made shorter, by workers for
 	// reading while they write to it. A write that was checked before would make it long again.
+	// On NFS the end of a sync waits with it for writes (datasync).
 	shortening sync.RWMutex
 
 	mu       sync.Mutex // held for a few instructions, never over a system call
@@ -157,6 +159,7 @@ func (f *File) describe(st *unix.Stat_t) (*Info, error) {
 		err = f.describeBlock(i, st.Rdev)
 	} else {
 		f.describeRegular(i, st)
+		f.nfs = onNFS(f.fd)
 	}
 	i.Size = min(size, MaxSize) &^ uint64(i.LogicalBlock-1)
 	return i, err

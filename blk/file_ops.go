@@ -52,12 +52,16 @@ func (f *File) read(b []byte, off uint64) error {
 }
 
 // write writes all of b. After a short write the rest is tried again, which returns the
-// reason.
+// reason. On NFS that may be the server's answer to earlier writes, ENOSPC first of all, which have completed
+// here; it is not told again by a sync.
 func (f *File) write(b []byte, off uint64) error {
 	for len(b) > 0 {
 		n, err := pwrite(f.fd, b, int64(off))
 		switch {
 		case err == unix.EINTR:
+		case err != nil && f.nfs:
+			f.sync.fail()
+			return rdserr.With(ErrMedium, "%s: write at %d: %v", f.name, off, err)
 		case err != nil:
 			return f.failed("write", off, err)
 		case n == 0:
@@ -77,7 +81,11 @@ func (f *File) datasync() error {
 	for {
 		switch err := fdatasync(f.fd); err {
 		case nil:
-			return nil
+			if f.nfs { // A write that is under way may have been told instead.
+				f.shortening.Lock()
+				defer f.shortening.Unlock()
+			}
+			return f.sync.err()
 		case unix.EINTR:
 		default:
 			f.sync.fail()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -124,6 +125,32 @@ func TestErrnoOfAStore(t *testing.T) {
 			if err := Flush(f); !errors.Is(err, ErrSyncFailed) {
 				t.Errorf("a flush after %s that failed with %v: %v", what, errno, err)
 			}
+		}
+	}
+}
+
+// TestWriteOnNFS: a write that fails there has brought the error of earlier ones, which no sync tells again,
+// not even one that was under way.
+func TestWriteOnNFS(t *testing.T) {
+	for _, flags := range []Flags{0, FUA} {
+		writing, synced := make(chan bool), make(chan bool)
+		once := sync.OnceFunc(func() { close(synced) })
+		withSync(t, func(int) error { once(); return nil })
+		write := pwrite
+		pwrite = func(int, []byte, int64) (int, error) { close(writing); <-synced; return 0, unix.ENOSPC }
+		f, _ := testFile(t, 1<<20, FileOptions{})
+		f.nfs = true
+		wrote := make(chan error)
+		go func() { wrote <- WriteAt(f, make([]byte, 512), 0, flags) }()
+		<-writing
+		during := Flush(f)
+		err := <-wrote
+		pwrite = write
+		if !errors.Is(err, ErrMedium) || !LosesSync(&Request{Op: OpWrite, Flags: FUA}, err) {
+			t.Errorf("the write: %v", err)
+		}
+		if after := Flush(f); !errors.Is(during, ErrSyncFailed) || !errors.Is(after, ErrSyncFailed) {
+			t.Errorf("flushes during it and after it: %v, %v", during, after)
 		}
 	}
 }

@@ -209,3 +209,9 @@ func neverStamps(fd int) bool {
 	var fs unix.Statfs_t
 	return unix.Fstatfs(fd, &fs) == nil && fs.Flags&(unix.ST_NOATIME|unix.ST_RDONLY) != 0
 }
+
+// onNFS tells whether the file system of a descriptor is a mount of NFS.
+func onNFS(fd int) bool {
+	var fs unix.Statfs_t
+	return unix.Fstatfs(fd, &fs) == nil && fs.Type == unix.NFS_SUPER_MAGIC
+}
