@@ -141,15 +141,10 @@ func (c *client) pass(b []byte) (far net.Conn) {
 	return far
 }
 
-// TestRightsEndOne: a client that passes a descriptor, whose last close takes as long as the
-// client likes, is ended where the kernel cannot refuse it. Neither it nor one that passes it
-// while it negotiates holds up others of the reactor or, longer than they wait, those who stop
-// the server.
-func TestRightsEndOne(t *testing.T) {
-	if testReactor == nil {
-		return // the suite runs a second time, on a reactor
-	}
-	s, err := NewServer(Options{Reactor: testReactor})
+// listening is a server with an export, and a listener that it does not serve yet.
+func listening(t *testing.T, o Options) (*Server, net.Listener) {
+	t.Helper()
+	s, err := NewServer(o)
 	if err == nil {
 		err = s.Add(Export{Device: memory(t, 1<<20)})
 	}
@@ -160,6 +155,18 @@ func TestRightsEndOne(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return s, l
+}
+
+// TestRightsEndOne: a client that passes a descriptor, whose last close takes as long as the
+// client likes, is ended where the kernel cannot refuse it. Neither it nor one that passes it
+// while it negotiates holds up others of the reactor or, longer than they wait, those who stop
+// the server.
+func TestRightsEndOne(t *testing.T) {
+	if testReactor == nil {
+		return // the suite runs a second time, on a reactor
+	}
+	s, l := listening(t, Options{Reactor: testReactor})
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(l) }()
 	hostile, other := enter(t, l.Addr().String(), "", false), enter(t, l.Addr().String(), "", false)
@@ -231,17 +238,7 @@ func (l turnstile) Accept() (net.Conn, error) {
 // whose last close takes as long as its client likes, holds up neither who asks the server something nor,
 // longer than they wait, those who stop it. As long as it is closed, no further ones are taken for that.
 func TestRightsOfTheRefused(t *testing.T) {
-	s, err := NewServer(Options{MaxConns: 1, Reactor: testReactor})
-	if err == nil {
-		err = s.Add(Export{Device: memory(t, 1<<20)})
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	s, l := listening(t, Options{MaxConns: 1, Reactor: testReactor})
 	let, served := make(chan struct{}, 1), make(chan error, 1)
 	go func() { served <- s.Serve(turnstile{l, let}) }()
 	within := func(what string, f func()) {
