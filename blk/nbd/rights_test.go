@@ -126,19 +126,28 @@ func lingering(t testing.TB) (fd int, far net.Conn) {
 	return fd, far
 }
 
-// pass sends b with a lingering descriptor.
+// pass sends b with a lingering descriptor, while nobody reads it, so that it is the server who closes it
+// last and waits for far.
 func (c *client) pass(b []byte) (far net.Conn) {
 	c.t.Helper()
-	fd, far := lingering(c.t)
+	far, keep := c.passKept(b)
+	unix.Close(keep)
+	return far
+}
+
+// passKept is pass for a server that may read at once: whoever closes last, it or the one who closes keep,
+// waits for far.
+func (c *client) passKept(b []byte) (far net.Conn, keep int) {
+	c.t.Helper()
+	keep, far = lingering(c.t)
 	raw, err := c.nc.(*net.UnixConn).SyscallConn()
 	if err == nil {
-		raw.Control(func(sock uintptr) { err = unix.Sendmsg(int(sock), b, unix.UnixRights(fd), nil, 0) })
+		raw.Control(func(sock uintptr) { err = unix.Sendmsg(int(sock), b, unix.UnixRights(keep), nil, 0) })
 	}
 	if err != nil {
-		c.t.Fatal(err)
+		c.t.Error(err)
 	}
-	go unix.Close(fd) // whoever closes last, it or the server, waits for far
-	return far
+	return far, keep
 }
 
 // listening is a server with an export, and a listener that it does not serve yet.
@@ -186,8 +195,10 @@ func TestRightsEndOne(t *testing.T) {
 
 	early := dialClient(t, l.Addr().String())
 	early.recv(18) // the greeting
-	far := early.pass(make([]byte, 4))
-	far2 := hostile.pass(command(cmdRead, 0, 1, 0, 512, nil))
+	far, keep := early.passKept(make([]byte, 4))
+	go unix.Close(keep)
+	var far2 net.Conn
+	onThreadOf(testReactor, func() { far2 = hostile.pass(command(cmdRead, 0, 1, 0, 512, nil)) })
 	hostile.wantEnd("after passing a descriptor")
 	if r := other.do(cmdRead, 0, 0, 512, nil); r.value != 0 {
 		t.Errorf("another client: %v", r)
