@@ -316,3 +316,32 @@ func liveBytes() int64 {
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc)
 }
+
+// TestWaitingThatEndsIsRejected: what waited and was not accepted in the end is counted, once.
+func TestWaitingThatEndsIsRejected(t *testing.T) {
+	for _, timeout := range []time.Duration{0, time.Millisecond} {
+		s, _, eng := offerTo(t, func(b *rdsdv1.Bind) { b.SetSendBufferBytes(8 << 10) })
+		first := peerEndpoint(1)
+		dests := []rawEndpoint{first}
+		s.send(&inBatch{id: 1, lengths: []uint32{8 << 10}, dests: dests, payload: make([]byte, 8<<10)})
+		const waiting = 5
+		b := &inBatch{id: 2, firstTag: 100, wait: true, timeout: timeout, dests: dests, payload: make([]byte, waiting*1000)}
+		for range waiting {
+			b.lengths = append(b.lengths, 1000)
+		}
+		s.send(b)
+		if timeout == 0 {
+			_, now := eng.Lock()
+			_, _, err := s.sock.Cancel(now, netip.AddrPortFrom(first.addr, uint16(first.port)))
+			eng.Unlock()
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		await.Until(t, 10*time.Second, "The batch is answered.", func() bool { return s.write(true) == nil && s.windowN == 0 })
+		got, accepted := s.front.deps.Count.SendRejected.Load(), s.sock.Stats.Accepted
+		if got != waiting || accepted+got != 1+waiting {
+			t.Errorf("timeout %v: %d are counted as rejected, and %d are accepted of %d", timeout, got, accepted, 1+waiting)
+		}
+	}
+}

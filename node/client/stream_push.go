@@ -172,12 +172,19 @@ func (s *sockStream) takeNews() (replies []any) {
 // is held, which guards sends.
 func (s *sockStream) takeSends() (replies []any) {
 	s.sends = s.sock.SendsDone(s.sends[:0])
+	rejected := uint64(0)
 	for i := range s.sends {
+		if s.sends[i].Err != nil {
+			rejected++
+		}
 		if c := s.sends[i].Batch.(*sendCall); c.decided(&s.sends[i]) {
 			s.releaseWindow(c.bytes, c.datagrams, c.flows)
 			replies = append(replies, s.heavy(c))
 		}
 		s.sends[i] = rds.SendDone{}
+	}
+	if rejected > 0 {
+		s.front.deps.Count.SendRejected.Add(rejected)
 	}
 	return replies
 }
