@@ -60,20 +60,34 @@ waits for each peer (send, retrans) and in each socket (recv), however many ther
 	cmd.Flags().BoolVar(&send, "send", false, "waiting to be sent")
 	cmd.Flags().BoolVar(&retrans, "retrans", false, "sent, not yet acknowledged")
 	cmd.Flags().BoolVar(&recv, "recv", false, "received, not yet read")
-	cmd.Flags().Uint32Var(&limit, "limit", 1000, "show at most so many")
+	cmd.Flags().Uint32Var(&limit, "limit", queueLimit, "show at most so many")
 	cmd.Flags().BoolVar(&summary, "summary", false, "add up by peer and by socket")
 	return aList(a.reader(cmd))
 }
 
-// fetchQueue lists the datagrams in queues of these kinds; none means all.
+// queueLimit is how many datagrams are shown unless --limit says otherwise.
+const queueLimit = 1000
+
+// fetchQueue lists the datagrams in queues of these kinds, at most limit of all of them; no kind means all.
 func fetchQueue(ctx context.Context, c source, limit uint32, kinds ...rdsd.QueueKind) (list []rdsd.QueuedDatagram, truncated bool, err error) {
 	if len(kinds) == 0 {
 		kinds = []rdsd.QueueKind{rdsd.QueueAll}
 	}
+	if limit == 0 && len(kinds) > 1 {
+		limit = queueLimit // what the daemon takes 0 for, of each kind
+	}
 	for _, k := range kinds {
-		some, more, err := c.Queue(ctx, k, limit)
+		left := limit - min(limit, uint32(len(list)))
+		ask := left
+		if left == 0 && limit > 0 {
+			ask = 1 // to learn whether there is any; 0 would ask for the daemon's default
+		}
+		some, more, err := c.Queue(ctx, k, ask)
 		if err != nil {
 			return nil, false, err
+		}
+		if ask != left {
+			some, more = nil, more || len(some) > 0
 		}
 		list, truncated = append(list, some...), truncated || more
 	}
