@@ -116,7 +116,13 @@ func (a *app) pingLoop(ctx context.Context, c *rdsd.Admin, spec rdsd.PingSpec, o
 		line := pingLine{Seq: sum.Sent}
 		if err != nil {
 			if code := exitOf(err); code == exitUsage || code == exitDenied || code == exitUnreachable {
-				return err // the next would fail the same way
+				// The next would fail the same way.
+				if sum.Received == 0 {
+					return err
+				}
+				sum.Sent-- // it says nothing of the node
+				fmt.Fprintf(a.err, "rdsd: %s\n", explain(err))
+				break
 			}
 			last, line.Error = err, explain(err)
 		} else {
