@@ -159,32 +159,28 @@ func TestClientErrors(t *testing.T) {
 
 // TestClientClose: calls that wait end, and so does the connection under them.
 func TestClientClose(t *testing.T) {
-	f := blk.NewFault(memory(t, 1<<20), 1)
-	s, socket := serve(t, Options{}, Export{Device: f})
-	f.Add(blk.Rule{Ops: blk.Ops(blk.OpRead), Stall: true})
-	defer f.Release()
-	for what, end := range map[string]func(*Client){
-		"closed":  func(c *Client) { c.Close() },
-		"removed": func(*Client) { s.Close() },
+	for what, end := range map[string]func(*Client, *Server){
+		"closed":  func(c *Client, _ *Server) { c.Close() },
+		"removed": func(_ *Client, s *Server) { s.Close() },
 	} {
+		f := blk.NewFault(memory(t, 1<<20), 1)
+		s, socket := serve(t, Options{}, Export{Device: f})
+		f.Add(blk.Rule{Ops: blk.Ops(blk.OpRead), Stall: true})
+		defer f.Release()
 		c, err := Dial(t.Context(), socket, "")
 		if err != nil {
 			t.Fatal(err)
 		}
 		got := make(chan error, 1)
-		before := f.Held()
 		go func() { got <- second(c.ReadAt(make([]byte, 512), 0)) }()
-		waitFor(t, "the read to be held", func() bool { return f.Held() > before })
-		end(c)
+		waitFor(t, "the read to be held", func() bool { return f.Held() == 1 })
+		end(c, s)
 		if err := <-got; err == nil {
 			t.Errorf("%s: the read succeeded", what)
 		}
 		c.Close()
 		if err := c.Flush(); err == nil {
 			t.Errorf("%s: a flush succeeded afterwards", what)
-		}
-		if what == "removed" {
-			return // the server is gone
 		}
 	}
 }

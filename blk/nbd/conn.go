@@ -7,6 +7,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
@@ -62,6 +63,9 @@ type conn struct {
 	leaving  atomic.Bool  // nothing more is read
 	last     atomic.Bool  // nothing is received any more
 
+	gone    atomic.Bool   // nothing is read any more
+	drained chan struct{} // closed when the device has given back all requests that were read
+
 	// Owned by the holder of the transmit token.
 	vec     [][]byte // the pieces being written
 	hdrs    []byte   // headers in vec
@@ -72,7 +76,7 @@ type conn struct {
 }
 
 func newConn(srv *Server, nc net.Conn, x *export) *conn {
-	c := &conn{srv: srv, nc: nc, x: x}
+	c := &conn{srv: srv, nc: nc, x: x, drained: make(chan struct{})}
 	c.room.L = &c.mu
 	if r := srv.opts.Reactor; r != nil {
 		c.loop = newLoop(c, nc, r)
@@ -98,6 +102,7 @@ func (c *conn) serve() error {
 			err = e
 		}
 	}
+	c.gone.Store(true)
 	// Before the wait for requests under way: the next connection may begin to be made.
 	if c.atEnd != nil {
 		c.atEnd(c)
@@ -116,9 +121,13 @@ func (c *conn) serve() error {
 	}
 	c.mu.Lock()
 	// After a fault, too, this waits for everything that the device has: an old write must
-	// not come after those of the next connection. sending: the thread with the transmit
-	// token uses the connection and its memory.
-	for c.inFlight > 0 && !c.faulted || c.sending || c.pending.Load() > 0 {
+	// not come after those of the next connection.
+	for c.pending.Load() > 0 {
+		c.room.Wait()
+	}
+	close(c.drained)
+	// sending: the thread with the transmit token uses the connection and its memory.
+	for c.inFlight > 0 && !c.faulted || c.sending {
 		c.room.Wait()
 	}
 	c.promised = 0
@@ -132,12 +141,76 @@ func (c *conn) serve() error {
 		c.dropBuf(c.rb)
 		c.rb = nil
 	}
+	c.close()
+	return err
+}
+
+func (c *conn) close() {
 	if c.loop != nil {
 		c.loop.close()
 	} else {
 		c.nc.Close()
 	}
-	return err
+}
+
+// follow waits while the device has requests of connections that have ended. Whoever connects
+// after a client that was killed knows nothing of its last write, which may wait for a path: it
+// must not come after the writes of this connection. Connections that go on are the business of
+// those who have them.
+func (c *conn) follow() error {
+	var tick *time.Ticker
+	for {
+		before := c.srv.before(c)
+		if before == nil {
+			return nil
+		}
+		if tick == nil {
+			tick = time.NewTicker(hangUpEvery)
+			defer tick.Stop()
+		}
+		select {
+		case <-before.drained:
+		case <-tick.C:
+		}
+		switch {
+		case c.broken.Load() || c.leaving.Load() || c.hungUp(): // what it has sent is not read
+			return net.ErrClosed
+		case c.stopping.Load(): // all of it is refused
+			return nil
+		}
+	}
+}
+
+// before is a connection of the same device, perhaps under another name, whose client sends
+// nothing more, and of whose requests some are to be read yet or with the device; nil: there is
+// none.
+func (s *Server) before(c *conn) *conn {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for h := range s.sessions {
+		o := h.c
+		if o == nil || o == c || o.x.Device != c.x.Device {
+			continue
+		}
+		select {
+		case <-o.drained:
+		default:
+			if o.gone.Load() || o.hungUp() {
+				return o
+			}
+		}
+	}
+	return nil
+}
+
+// hungUp reports whether the client has closed its end, even if there is still something to
+// read. What is no socket does not say.
+func (c *conn) hungUp() bool {
+	if c.loop != nil {
+		return c.loop.s.hungUp()
+	}
+	_, ok := c.nc.(syscall.Conn)
+	return ok && hungUp(c.nc)
 }
 
 // linger bounds how long the client may take to read the replies there are.

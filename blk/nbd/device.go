@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -102,18 +103,20 @@ func taken(c net.Conn) bool {
 // hungUp reports whether the kernel has closed its end, even if there is still something to
 // read.
 func hungUp(c net.Conn) bool {
-	fds := []unix.PollFd{{Events: unix.POLLRDHUP}}
-	err := control(c, func(fd int) error {
-		fds[0].Fd = int32(fd)
-		_, err := unix.Poll(fds, 0)
-		return err
-	})
+	var up bool
+	err := control(c, func(fd int) error { up = !fdHungUp(fd); return nil })
+	return err != nil || !up
+}
+
+func fdHungUp(fd int) bool {
+	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+	_, err := unix.Poll(fds, 0)
 	return err != nil && err != unix.EINTR || fds[0].Revents != 0
 }
 
 // control runs f on the descriptor of a connection.
 func control(c net.Conn, f func(fd int) error) error {
-	s, ok := c.(*net.UnixConn)
+	s, ok := c.(syscall.Conn)
 	if !ok {
 		return os.ErrInvalid
 	}

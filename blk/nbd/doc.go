@@ -21,7 +21,7 @@
 // Locks: Server.mu guards exports and connections, conn.mu the queue of replies, the wishes
 // of the reader and those registered with the reactor, fdStream.mu the end of a descriptor,
 // Client.mu the calls under way; none is held while a device or a socket is called, but for
-// epoll_ctl and shutdown. Client.send is held while a request is written.
+// epoll_ctl, shutdown and poll without waiting. Client.send is held while a request is written.
 //
 // Read server.go, recv.go (requests in), send.go (replies out), loop.go (on a
 // reactor), haggle.go (negotiation); attach.go and device.go for the kernel's driver;

@@ -35,6 +35,13 @@ func (s *fdStream) end() {
 	}
 }
 
+// hungUp reports whether the client has closed its end.
+func (s *fdStream) hungUp() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.fd < 0 || fdHungUp(s.fd)
+}
+
 // close closes the descriptor, which takes as long as the last close of what the client has
 // passed and nobody has received.
 func (s *fdStream) close() {

@@ -383,7 +383,15 @@ func (s *Server) transmission(h *session, g *agreed, atEnd func(*conn)) error {
 	case gone:
 		c.stop()
 	}
-	err := c.serve()
+	var err error
+	if !g.driver { // ServeDevice follows by itself
+		err = c.follow()
+	}
+	if err == nil {
+		err = c.serve()
+	} else {
+		c.close()
+	}
 	s.ended(h.nc, "transmission", err)
 	return err
 }
