@@ -287,13 +287,16 @@ static int64_t outcomes_step(struct rdsdi_op *op)
 		tx->outcome_head = (tx->outcome_head + 1) & (tx->outcome_cap - 1);
 		tx->outcome_n--;
 	}
+	/* What the end of the socket decides comes before its error, and who ends it notifies then. */
+	over = !tx->reg;
 	pthread_mutex_unlock(&tx->mu);
 	if (got) {
 		if (was_full)
 			rdsdi_notify(s); /* senders waited for it */
 		return (int64_t)got;
 	}
-	over = rdsdi_over(s);
+	if (over)
+		over = rdsdi_over(s);
 	return over ? over : BLOCKED;
 }
 

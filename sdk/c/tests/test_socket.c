@@ -1807,6 +1807,55 @@ static void closing(void)
 	end();
 }
 
+/* Sends until it may not. */
+static void *send_on(void *s)
+{
+	rdsd_addr to = at(1);
+	intptr_t sent = 0;
+	int err;
+
+	while (!(err = rdsd_try_send(s, &to, "x", 1, NULL)) || err == -EAGAIN || err == -ENOBUFS)
+		sent += !err;
+	return (void *)sent;
+}
+
+/* Counts outcomes until there are no more. */
+static void *count_outcomes(void *s)
+{
+	rdsd_outcome o[64];
+	intptr_t decided = 0;
+	ssize_t n;
+
+	while ((n = rdsd_outcomes(s, o, 64, RDSD_NOWAIT)) >= 0 || n == -EAGAIN)
+		for (ssize_t i = 0; i < n; i++)
+			decided += o[i].count;
+	return (void *)decided;
+}
+
+/* Whoever reads outcomes while another thread closes has them all before the error. */
+static void closing_decides(void)
+{
+	rdsd_socket *a;
+	pthread_t t[2];
+	void *sent, *decided;
+
+	begin();
+	hold(false, true);
+	for (int round = 0; round < 40; round++) {
+		a = bound_with(1, (rdsd_bind_options){.flags = RDSD_OUTCOMES});
+		CHECK(!pthread_create(&t[0], NULL, send_on, a));
+		CHECK(!pthread_create(&t[1], NULL, count_outcomes, a));
+		nap(2);
+		CHECK_IS(rdsd_shutdown(a), 0);
+		pthread_join(t[0], &sent);
+		pthread_join(t[1], &decided);
+		CHECK_IS((intptr_t)decided, (intptr_t)sent);
+		rdsd_close(a);
+	}
+	hold(false, false);
+	end();
+}
+
 static void on_signal(int n) { (void)n; }
 
 static void interrupted(void)
@@ -2290,6 +2339,7 @@ int main(int argc, char **argv)
 		{"no reconnect", no_reconnect},
 		{"dismissed", dismissed},
 		{"closing", closing},
+		{"closing_decides", closing_decides},
 		{"interrupted", interrupted},
 		{"forking", forking},
 		{"forking half bound", forking_half_bound},
