@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"os"
 	"syscall"
 	"time"
 
@@ -32,6 +33,10 @@ func (r *Registry) admitOneSided(local, remote netip.AddrPort, abort func()) (sa
 	}
 	return func(q transport.ConnRequest) bool {
 		x.End()
+		// The rules may have changed since: the peer says when its request comes.
+		if q != nil && why == nil {
+			why = r.mayStill(remote, user)
+		}
 		if q != nil && why != nil {
 			refuse(why)
 			no := rtrswire.Reject(uint16(refusalErrno(why)))
@@ -39,6 +44,18 @@ func (r *Registry) admitOneSided(local, remote netip.AddrPort, abort func()) (sa
 		}
 		return why == nil
 	}, nil
+}
+
+// mayStill is why a peer for volumes that was let in when its connection came, as user if it is on
+// this machine, may not be one by the rules as they are now; nil: it may.
+func (r *Registry) mayStill(remote netip.AddrPort, user int64) error {
+	if !r.MayPeerVolumes(remote.Addr()) {
+		return errNoVolumePeer
+	}
+	if user == NoUser {
+		return nil
+	}
+	return r.deps.Conf().MayBePeer(remote.Addr(), uint32(user), uint32(os.Geteuid()))
 }
 
 // judged is a transport whose peers are judged when they ask to connect: it has no handshakes

@@ -118,3 +118,36 @@ func TestVolumesRefuse(t *testing.T) {
 		t.Errorf("it was told %x, and %d refusals are counted", x.Private, r.Refused())
 	}
 }
+
+// asks is a request to connect that is refused or not.
+type asks struct {
+	transport.ConnRequest
+	no []byte
+}
+
+func (q *asks) Reject(b []byte) { q.no = b }
+
+// TestJudgedWhenItAsks: a peer for volumes that connected while a rule allowed it, and asks when none
+// does any more, is refused.
+func TestJudgedWhenItAsks(t *testing.T) {
+	c := config.Default()
+	c.Peers = []config.PeerRule{{Address: config.Prefix{Prefix: netip.MustParsePrefix("203.0.113.0/24")}}}
+	deps := base.New(c, nil)
+	r := New(deps)
+	here, there := netip.MustParseAddrPort("203.0.113.1:1"), netip.MustParseAddrPort("203.0.113.2:2")
+	for _, allowed := range []bool{true, false} {
+		said, err := r.admitOneSided(here, there, func() {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !allowed {
+			next := *c
+			next.Peers = nil
+			deps.SetConf(&next)
+		}
+		q := &asks{}
+		if said(q) != allowed || (q.no == nil) != allowed {
+			t.Errorf("a rule: %v, refused with %x", allowed, q.no)
+		}
+	}
+}
