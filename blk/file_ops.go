@@ -61,7 +61,7 @@ func (f *File) write(b []byte, off uint64) error {
 		case err == unix.EINTR:
 		case err != nil && f.nfs:
 			f.sync.fail()
-			return rdserr.With(ErrMedium, "%s: write at %d: %v", f.name, off, err)
+			return SyncLost{rdserr.With(ErrMedium, "%s: write at %d: %v", f.name, off, err)}
 		case err != nil:
 			return f.failed("write", off, err)
 		case n == 0:

@@ -146,7 +146,7 @@ func TestWriteOnNFS(t *testing.T) {
 		during := Flush(f)
 		err := <-wrote
 		pwrite = write
-		if !errors.Is(err, ErrMedium) || !LosesSync(&Request{Op: OpWrite, Flags: FUA}, err) {
+		if !errors.Is(err, ErrMedium) || !LosesSync(&Request{Op: OpWrite, Flags: flags}, err) {
 			t.Errorf("the write: %v", err)
 		}
 		if after := Flush(f); !errors.Is(during, ErrSyncFailed) || !errors.Is(after, ErrSyncFailed) {

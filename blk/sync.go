@@ -14,10 +14,24 @@ type syncGuard struct{ failed atomic.Bool }
 func (r *Request) syncs() bool { return r.Op == OpFlush || r.Flags&FUA != 0 && r.Op.Writes() }
 
 // LosesSync tells whether it is unknown which writes are durable when a store has failed r with err. Where a
-// write found no room it is known: it was refused, and nothing that was there before is lost.
+// write found no room it is known: it was refused, and nothing that was there before is lost. A failure
+// that an earlier write may have caused (SyncLost) loses it, whatever r is.
 func LosesSync(r *Request, err error) bool {
-	return err != nil && r.syncs() && (r.Op == OpFlush || !errors.Is(err, ErrNoSpace))
+	if err == nil {
+		return false
+	}
+	var lost SyncLost
+	return errors.As(err, &lost) || r.syncs() && (r.Op == OpFlush || !errors.Is(err, ErrNoSpace))
 }
+
+// SyncLost is a failure in whose place the next sync would have failed: it tells what became of earlier
+// writes, and is told once.
+type SyncLost struct{ Err error }
+
+func (e SyncLost) Error() string { return e.Err.Error() }
+
+// Unwrap returns the failure.
+func (e SyncLost) Unwrap() error { return e.Err }
 
 func (g *syncGuard) fail()  { g.failed.Store(true) }
 func (g *syncGuard) reset() { g.failed.Store(false) }

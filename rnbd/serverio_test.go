@@ -321,14 +321,17 @@ func TestNoRoomIsNoLostSync(t *testing.T) {
 
 // TestFailedSyncIsSeenAfterReopening: the store that was opened anew knows
 // nothing of a failed sync; who has unflushed writes is told by the verifier.
-// The serving daemon may be started again meanwhile.
+// The serving daemon may be started again meanwhile. What failed may have been a
+// write that told it in the sync's place (blk.SyncLost).
 func TestFailedSyncIsSeenAfterReopening(t *testing.T) {
 	for _, restart := range []bool{false, true} {
-		t.Run(fmt.Sprintf("restart=%v", restart), func(t *testing.T) { failedSyncIsSeen(t, restart) })
+		for _, op := range []blk.Op{blk.OpFlush, blk.OpWrite} {
+			t.Run(fmt.Sprintf("restart=%v/%v", restart, op), func(t *testing.T) { failedSyncIsSeen(t, restart, op) })
+		}
 	}
 }
 
-func failedSyncIsSeen(t *testing.T, restart bool) {
+func failedSyncIsSeen(t *testing.T, restart bool, failing blk.Op) {
 	path := filepath.Join(t.TempDir(), "f")
 	writeFile(t, path, 1<<20)
 	w := newWorld(t, ServerConfig{Boot: 7})
@@ -342,8 +345,13 @@ func failedSyncIsSeen(t *testing.T, restart bool) {
 	if err := a.write(va, 0, 1, 4096, 0); err != nil {
 		t.Fatal(err)
 	}
-	first.Add(blk.Rule{Ops: blk.Ops(blk.OpFlush), Err: blk.ErrMedium, Count: 1})
-	wantErr(t, "b's flush", b.flush(vb), blk.ErrMedium)
+	if failing == blk.OpFlush {
+		first.Add(blk.Rule{Ops: blk.Ops(blk.OpFlush), Err: blk.ErrMedium, Count: 1})
+		wantErr(t, "b's flush", b.flush(vb), blk.ErrMedium)
+	} else {
+		first.Add(blk.Rule{Ops: blk.Ops(blk.OpWrite), Err: blk.SyncLost{Err: blk.ErrMedium}, Count: 1})
+		wantErr(t, "b's write", b.write(vb, 8192, 2, 4096, 0), blk.ErrMedium)
+	}
 	a.cut()
 	b.cut()
 	w.run()
@@ -356,7 +364,9 @@ func failedSyncIsSeen(t *testing.T, restart bool) {
 	b.connect()
 	a.connect()
 	wantErr(t, "a's flush of what b's failed flush may have lost", a.flush(va), blk.ErrSyncFailed)
-	wantErr(t, "b's flush", b.flush(vb), blk.ErrSyncFailed)
+	if failing == blk.OpFlush { // else b has written nothing that could be lost
+		wantErr(t, "b's flush", b.flush(vb), blk.ErrSyncFailed)
+	}
 	if err := va.Unmap(w.now); err != nil {
 		t.Fatal(err)
 	}
