@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"path/filepath"
 	"slices"
 	"syscall"
 	"testing"
@@ -153,6 +154,23 @@ func TestLeftAndMappedAgain(t *testing.T) {
 			return err == nil && len(st.Mappings) == 0
 		})
 	}
+}
+
+// TestMapThatFailed: what could not be shown is not in the state, where it was written before that.
+func TestMapThatFailed(t *testing.T) {
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	server.start()
+	client.start()
+	mustExport(t, server.h, file(t, "disk", 8<<20))
+	socket := filepath.Join(t.TempDir(), "missing", "s")
+	if _, err := client.h.Map(testCtx(t), MapSpec{Node: server.node(), Name: "disk", Persist: true, Socket: socket}); !errors.Is(err, syscall.ENOENT) {
+		t.Fatalf("a socket where there is no directory: %v", err)
+	}
+	eventually(t, "it is not in the state", func() bool {
+		st, err := client.h.store.read()
+		return err == nil && len(st.Mappings) == 0
+	})
 }
 
 // TestLeftByAStartOfTheMachine: what there was no room for after a start of the machine has no users,

@@ -90,10 +90,20 @@ func (h *Host) Map(ctx context.Context, raw MapSpec) (MappingInfo, error) {
 		}
 	}
 	if err != nil {
+		m.unwrite()
 		m.end(true)
 		return MappingInfo{}, fmt.Errorf("map %s of %s: %w", s.Name, s.Node, err)
 	}
 	return h.Mapping(m.id)
+}
+
+// unwrite takes a mapping that was not made out of the state, in which it may have been written
+// meanwhile: the next start would make it.
+func (m *mapping) unwrite() {
+	m.h.mu.Lock()
+	m.ending = true
+	m.h.mu.Unlock()
+	m.h.saver.mark()
 }
 
 // enterMapping takes the ID, the socket and the volume.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"net/netip"
 	"sync"
 	"time"
@@ -237,6 +238,9 @@ func openStore(m *Machine, dir string) (*store, state, error) {
 		return s, fresh, nil
 	case rdserr.Errno(err) == rdserr.ErrInvalid.Errno:
 		if err = s.setAside(err); err == nil {
+			// Of later starts too, which know no more: failed syncs are counted from here, where
+			// no client's count is, and any volume may have been written by others.
+			fresh.Forgot = 1<<30 + rand.Uint32N(1<<30)
 			return s, fresh, nil
 		}
 	}

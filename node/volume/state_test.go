@@ -114,6 +114,9 @@ func TestStateThatCannotBeUsed(t *testing.T) {
 			if !errors.Is(s.aside, syscall.EINVAL) || !strings.Contains(s.aside.Error(), c.says) {
 				t.Errorf("%s: %v; want %q", name, s.aside, c.says)
 			}
+			if st.Forgot == 0 {
+				t.Errorf("%s: the next start does not know that anything was forgotten", name)
+			}
 			if s.bootNumber() != 0 {
 				t.Errorf("%s: clients are not told that nobody knows what was lost", name)
 			}
