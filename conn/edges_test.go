@@ -414,6 +414,24 @@ func TestCancelledAtTheEdgeOfReceived(t *testing.T) {
 	}
 }
 
+// TestCancelledBehindLinksThatEnd: a peer that takes links and ends each before it answers does not put
+// off the outcome of what was cancelled.
+func TestCancelledBehindLinksThatEnd(t *testing.T) {
+	w, p := rdsdPair(t)
+	w.steps("send 5000>4000 1", "lost 0", "cancel 0")
+	end := w.now + w.c.cfg.DeadAfter
+	for w.now < end {
+		for _, s := range []string{"wait 2s", "accept 40000", "wait 1s", "lost 0"} {
+			w.step(strings.Fields(s))
+			w.settle()
+			w.check()
+		}
+	}
+	if out := w.take(); strings.Count(out, "datagram 1 unknown") != 1 || p.cancelled != 0 {
+		t.Errorf("%d cancelled; told was %q", p.cancelled, out)
+	}
+}
+
 // What was sent on a former link, and has not had its turn to be sent again, has certainly
 // not arrived if the peer has said so: it is cancelled at once, and a hold that waited for
 // it counts it no more.

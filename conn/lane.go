@@ -573,7 +573,7 @@ func (p *Lane) takeBack(now time.Duration) {
 			}
 			return false
 		})
-	default:
+	case p.sweepAt == Never: // A peer whose links all end before its answer does not put it off.
 		p.sweepAt = now + p.c.cfg.DeadAfter
 		p.c.rearm(p.sweepAt)
 	}
