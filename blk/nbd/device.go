@@ -103,9 +103,9 @@ func taken(c net.Conn) bool {
 // hungUp reports whether the kernel has closed its end, even if there is still something to
 // read.
 func hungUp(c net.Conn) bool {
-	var up bool
-	err := control(c, func(fd int) error { up = !fdHungUp(fd); return nil })
-	return err != nil || !up
+	gone := true // where there is no descriptor any more
+	control(c, func(fd int) error { gone = fdHungUp(fd); return nil })
+	return gone
 }
 
 func fdHungUp(fd int) bool {

@@ -97,9 +97,12 @@ func (h *Host) Map(ctx context.Context, raw MapSpec) (MappingInfo, error) {
 	return h.Mapping(m.id)
 }
 
-// unwrite takes a mapping that was not made out of the state, in which it may have been written
-// meanwhile: the next start would make it.
+// unwrite takes a mapping that was not made out of the state, in which one that lasts may have been
+// written meanwhile: the next start would make it.
 func (m *mapping) unwrite() {
+	if !m.spec.lasts() {
+		return
+	}
 	m.h.mu.Lock()
 	m.ending = true
 	m.h.mu.Unlock()

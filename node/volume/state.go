@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math/rand/v2"
 	"net/netip"
 	"sync"
 	"time"
@@ -240,7 +239,7 @@ func openStore(m *Machine, dir string) (*store, state, error) {
 		if err = s.setAside(err); err == nil {
 			// Of later starts too, which know no more: failed syncs are counted from here, where
 			// no client's count is, and any volume may have been written by others.
-			fresh.Forgot = 1<<30 + rand.Uint32N(1<<30)
+			fresh.Forgot = 1<<30 | uint32(m.Seed())>>2
 			return s, fresh, nil
 		}
 	}
