@@ -186,19 +186,18 @@ func (p *Lane) mustWait() (yes bool) {
 	return yes
 }
 
-// inherit takes over the receive sequence of another lane whose link is gone. As long as
-// the peer is unknown, that link was most likely this one's predecessor, of a kernel
-// without lanes.
+// inherit takes over the receive sequence of the lane that an earlier link of the peer moved
+// last, whether or not that lane has a link again. As long as the peer is unknown, that link
+// was most likely this one's predecessor, of a kernel without lanes: links of such a peer are
+// read one after the other (mustWait).
 func (p *Lane) inherit() {
-	var last *Lane
+	last := p
 	p.c.EachLane(func(x *Lane) {
-		if x != p && x.expected > 0 && x.state != Up && (last == nil || x.readSerial > last.readSerial) {
+		if x.expected > 0 && x.readSerial < p.serial && x.readSerial > last.readSerial {
 			last = x
 		}
 	})
-	if last != nil {
-		p.expected = last.expected
-	}
+	p.expected = last.expected
 }
 
 // rx returns the lane to whose sequence a received frame belongs. To a kernel without lanes

@@ -205,7 +205,9 @@ func (p *Lane) receiveRdsd(now time.Duration, h *wire.Header, kind wire.Kind) er
 func (p *Lane) inSequence(h *wire.Header) bool {
 	// A kernel may count this link's frames in the sequence of another of our lanes.
 	r := p.rx()
-	if p.c.kind == KindUnknown && p.expected == 0 {
+	// A kernel begins a link with what it has sent of that lane already, or with the next. One
+	// that begins beyond has no lanes and used another of ours in between.
+	if p.c.kind == KindUnknown && (p.expected == 0 || h.Seq > p.expected && p.readSerial != p.serial) {
 		p.inherit()
 	}
 	// A frame of a stale link below the expected sequence is no restart of a kernel, though

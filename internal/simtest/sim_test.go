@@ -29,6 +29,9 @@ var (
 // one that fails is added.
 var regressions = []int64{2039, 2127, 2282, 2304, 2409, 2436, 2809, 2838, 2898, 2960, 3303, 3320, 3487, 4507, 5085, 5772, 6609, 9959, 20344, 25080, 34076}
 
+// volumeRegressions are likewise seeds beyond those that TestVolumes runs.
+var volumeRegressions = []int64{1000558}
+
 // TestSeed replays one seed and tells its story: make sim SEED=n.
 func TestSeed(t *testing.T) {
 	if *seedFlag == 0 {
@@ -92,7 +95,7 @@ func TestMovedElsewhere(t *testing.T) {
 
 // TestVolumes runs worlds that have volumes beside their datagrams.
 func TestVolumes(t *testing.T) {
-	sum := runSeeds(t, volumeSeeds+1, *volumesFlag, nil)
+	sum := runSeeds(t, volumeSeeds+1, *volumesFlag, volumeRegressions)
 	v := &sum.Volumes
 	t.Logf("%d requests to volumes, %d of them failed, %d sent again after a path was lost; %d paths cut, %d stalls, %d losses of power, %d failed syncs, %d ends in order, %d rations",
 		v.Done, v.Failed, v.Failovers, v.Cuts, v.Stalls, v.PowerCuts, v.Syncs, v.Stops, v.Rations)
