@@ -48,6 +48,7 @@ type hunt struct {
 	*patch
 	world string
 	bin   string // the world's test, where it is built with other rules; "" to build one
+	whole string // the world's test that breaks no rule unless it is told to
 	said  string // what the world found
 	err   error
 	built time.Duration // the making of the world's test took
@@ -172,16 +173,18 @@ func buildTogether(root, tmp string, hunts []*hunt) error {
 	bins := map[string]string{}
 	for _, h := range hunts {
 		dir := worlds[h.world].dir
-		if !all.can[h.patch] {
+		if !all.can[h.patch] || bins[dir] != "" {
 			continue
 		}
-		if h.bin = bins[dir]; h.bin != "" {
-			continue
-		}
-		h.bin = filepath.Join(tmp, strings.ReplaceAll(dir, "/", "-")+".test")
-		bins[dir] = h.bin
-		if out, err := buildWorld(root, tmp, overlay, dir, h.bin); err != nil {
+		bins[dir] = filepath.Join(tmp, strings.ReplaceAll(dir, "/", "-")+".test")
+		if out, err := buildWorld(root, tmp, overlay, dir, bins[dir]); err != nil {
 			return fmt.Errorf("the rules do not compile together: %w\n%s", err, out)
+		}
+	}
+	for _, h := range hunts {
+		h.whole = bins[worlds[h.world].dir]
+		if all.can[h.patch] {
+			h.bin = h.whole
 		}
 	}
 	return nil
@@ -229,7 +232,32 @@ func (h *hunt) run(root string) (string, error) {
 	if !ok {
 		return out.String(), fmt.Errorf("the world did not say what it found")
 	}
-	return said, nil
+	return said, h.ownFault(root, said)
+}
+
+// ownFault fails if the seed that a world has found shows something in the program with all its
+// rules, too: then it says nothing about this one.
+func (h *hunt) ownFault(root, said string) error {
+	w := worlds[h.world]
+	var seed int64
+	if h.whole == "" || w.first == "" {
+		return nil
+	}
+	if _, err := fmt.Sscanf(said, "seed %d", &seed); err != nil {
+		return fmt.Errorf("the world does not name its seed: %q", said)
+	}
+	args := append([]string{"-test.run=^TestHunt$"}, w.args[:len(w.args)-1]...)
+	cmd := exec.CommandContext(life, h.whole, append(args, fmt.Sprintf("%s=%d", w.first, seed), w.args[len(w.args)-1]+"=0")...)
+	cmd.Dir = filepath.Join(root, w.dir)
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, brokenBy+"=") })
+	out, err := cmd.CombinedOutput()
+	switch {
+	case err == nil:
+		return fmt.Errorf("seed %d shows a fault without the rule being broken: %s", seed, firstLine(string(out)))
+	case !bytes.Contains(out, []byte("0 seeds show nothing")):
+		return fmt.Errorf("seed %d with no rule broken: %w\n%s", seed, err, out)
+	}
+	return nil
 }
 
 func firstLine(s string) string {
