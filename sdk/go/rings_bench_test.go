@@ -119,6 +119,18 @@ func BenchmarkRingsRecvBatch(b *testing.B) {
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(got), "ns/datagram")
 }
 
+// leastAllocs is testing.AllocsPerRun, tried again after a pause while more than most are
+// counted. The daemon of these tests is in the same process, and its tables grow whenever it gets
+// further ahead of the reader than before: what the calls allocate is there each time.
+func leastAllocs(runs int, call func(), most float64, pause func()) float64 {
+	least := testing.AllocsPerRun(runs, call)
+	for tries := 0; least > most && tries < 20; tries++ {
+		pause()
+		least = min(least, testing.AllocsPerRun(runs, call))
+	}
+	return least
+}
+
 // What is done for each datagram does not allocate.
 func TestRingsAllocateNothing(t *testing.T) {
 	d, s := ringSink(t)
@@ -173,7 +185,7 @@ func TestRingsAllocateNothing(t *testing.T) {
 		}
 		room()
 		// The rest of a call's memory is the runtime's own, now and then.
-		if n := testing.AllocsPerRun(200, call); n >= 0.5 {
+		if n := leastAllocs(200, call, 0.5, room); n >= 0.5 {
 			t.Errorf("%s: %v allocations", name, n)
 		}
 		room()
