@@ -8,6 +8,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/internal/eintr"
 )
 
 // A pair is memory by which two clients of one node exchange the datagrams of one flow
@@ -90,7 +92,7 @@ func (p *Pair) make(id uint64) (err error) {
 	// Opened again to read, as the daemon's part of a region is (Region.make).
 	again := fmt.Sprintf("/proc/self/fd/%d", p.DataFD)
 	for _, fd := range []*int{&p.ReadFD, &p.ownFD} {
-		if *fd, err = unix.Open(again, unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
+		if *fd, err = eintr.Open(again, unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
 			return fmt.Errorf("shm: opening %s to read: %w", again, err)
 		}
 	}

@@ -149,7 +149,7 @@ func (r *Region) make() (err error) {
 	// open it once more from this descriptor.
 	again := fmt.Sprintf("/proc/self/fd/%d", theirs)
 	for _, fd := range []*int{&r.LendFD, &r.ownFD} {
-		if *fd, err = unix.Open(again, unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
+		if *fd, err = eintr.Open(again, unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
 			return fmt.Errorf("shm: opening %s to read: %w", again, err)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rdsd/rdsd/internal/eintr"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -118,7 +119,8 @@ func openGenl() (netlink, error) {
 func (s *genlSocket) close() { unix.Close(s.fd) }
 
 func (s *genlSocket) call(request []byte) (answers [][]byte, err error) {
-	if err := unix.Sendto(s.fd, request, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+	err = eintr.Again(func() error { return unix.Sendto(s.fd, request, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}) })
+	if err != nil {
 		return nil, fmt.Errorf("netlink: %w", err)
 	}
 	seq := native.Uint32(request[8:])

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/internal/eintr"
 )
 
 // answerTime bounds the wait for the kernel's answer, which comes at once.
@@ -72,7 +74,8 @@ func send(fd int, kind, flags uint16, body []byte) error {
 	native.PutUint16(m[4:], kind)
 	native.PutUint16(m[6:], flags)
 	native.PutUint32(m[8:], 1)
-	err := unix.Sendto(fd, append(m, body...), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+	m = append(m, body...)
+	err := eintr.Again(func() error { return unix.Sendto(fd, m, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}) })
 	return os.NewSyscallError("netlink send", err)
 }
 

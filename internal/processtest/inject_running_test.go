@@ -65,7 +65,8 @@ func TestEverySystemCallWhileRunning(t *testing.T) {
 	for g := range groups {
 		t.Run(fmt.Sprint(g), func(t *testing.T) {
 			t.Parallel()
-			r := newRounds(t, strace)
+			r := newRounds(t, strace, startPair(t, fastLinks...))
+			r.warm(r.everything())
 			i := 0
 			for _, x := range whileRunning {
 				for _, e := range strings.Fields(x.errs) {
@@ -87,10 +88,19 @@ type rounds struct {
 	a, b       *rdsd.Client
 	fds, procs int           // of a, before
 	pause      time.Duration // before each thing that is done
+	steps      []step
 }
 
-func newRounds(t *testing.T, strace string) *rounds {
-	p := startPair(t, "RDSD_RDS_LANES=1", "RDSD_RDS_RECONNECT_MIN=10ms", "RDSD_RDS_RECONNECT_MAX=50ms")
+// step is a thing that a round does.
+type step struct {
+	what string
+	do   func(context.Context) error
+}
+
+// fastLinks is the environment of a daemon whose links come back soon.
+var fastLinks = []string{"RDSD_RDS_LANES=1", "RDSD_RDS_RECONNECT_MIN=10ms", "RDSD_RDS_RECONNECT_MAX=50ms"}
+
+func newRounds(t *testing.T, strace string, p *pair) *rounds {
 	p.a.says("serving")
 	r := &rounds{t: t, p: p, strace: strace}
 	for d, c := range map[string]**rdsd.Client{p.dirA: &r.a, p.dirB: &r.b} {
@@ -112,59 +122,76 @@ func newRounds(t *testing.T, strace string) *rounds {
 	if err := p.across(rdsd.GRPC); err != nil {
 		t.Fatal(err)
 	}
-	// What comes and stays does so in the first rounds: idle workers, for example.
+	return r
+}
+
+// warm sets what a round does, and counts what a has then: what comes and stays does so in the
+// first rounds, idle workers for example.
+func (r *rounds) warm(steps []step) {
+	r.t.Helper()
+	r.steps = steps
 	for range 3 {
 		for _, err := range r.round() {
-			t.Fatal(err)
+			r.t.Fatal(err)
 		}
-		r.fds, r.procs = max(r.fds, p.a.open()), max(r.procs, r.goroutines())
+		r.fds, r.procs = max(r.fds, r.p.a.open()), max(r.procs, r.goroutines())
 	}
-	return r
 }
 
 // round does everything once, and returns what failed.
 func (r *rounds) round() (errs []error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Second)
 	defer cancel()
-	do := func(what string, f func() error) {
+	for _, s := range r.steps {
 		time.Sleep(r.pause)
 		begun := time.Now()
-		if err := f(); err != nil {
-			errs = append(errs, fmt.Errorf("%s, after %v: %w", what, time.Since(begun).Round(time.Millisecond), err))
+		if err := s.do(ctx); err != nil {
+			errs = append(errs, fmt.Errorf("%s, after %v: %w", s.what, time.Since(begun).Round(time.Millisecond), err))
 		}
 	}
-	at := filepath.Join(r.p.dirA, "s")
-	for _, f := range []rdsd.FrontEnd{rdsd.Rings, rdsd.GRPC} {
-		do(fmt.Sprint("bind ", f), func() error { return useFrontAt(at, addrA, f) })
-	}
-	do("drop", func() error {
-		_, err := r.a.Admin().DropPaths(ctx, rdsd.PeerFilter{Remote: netip.MustParseAddr(addrB)})
-		return err
-	})
-	do("dial", func() error { return r.p.across(rdsd.GRPC) })
-	do("export", func() error {
-		_, err := r.a.Volumes().Export(ctx, rdsd.ExportSpec{Name: "x", Path: filepath.Join(r.p.dirA, "x"), Create: true, Size: 1 << 20, Persist: true})
-		if err == nil {
-			err = r.a.Volumes().Unexport(ctx, "x", true)
-		}
-		return err
-	})
-	for _, persist := range []bool{false, true} {
-		do("map", func() error { return volumeOnce(ctx, r.a, addrB+":disk", "m", persist) })
-	}
-	do("store", func() error { return volumeOnce(ctx, r.b, addrA+":kept", "m", false) })
 	return errs
 }
 
+// everything is what applications and administrators do over TCP and over both front ends.
+func (r *rounds) everything() []step {
+	at := filepath.Join(r.p.dirA, "s")
+	bind := func(f rdsd.FrontEnd) step {
+		return step{fmt.Sprint("bind ", f), func(context.Context) error { return useFrontAt(at, addrA, f) }}
+	}
+	mapped := func(persist bool) step {
+		return step{"map", func(ctx context.Context) error {
+			return volumeOnce(ctx, r.a, rdsd.MapSpec{Node: addrB, Name: "disk", ID: "m", Persist: persist})
+		}}
+	}
+	return []step{
+		bind(rdsd.Rings), bind(rdsd.GRPC),
+		{"drop", func(ctx context.Context) error {
+			_, err := r.a.Admin().DropPaths(ctx, rdsd.PeerFilter{Remote: netip.MustParseAddr(addrB)})
+			return err
+		}},
+		{"dial", func(context.Context) error { return r.p.across(rdsd.GRPC) }},
+		{"export", func(ctx context.Context) error {
+			_, err := r.a.Volumes().Export(ctx, rdsd.ExportSpec{Name: "x", Path: filepath.Join(r.p.dirA, "x"), Create: true, Size: 1 << 20, Persist: true})
+			if err == nil {
+				err = r.a.Volumes().Unexport(ctx, "x", true)
+			}
+			return err
+		}},
+		mapped(false), mapped(true),
+		{"store", func(ctx context.Context) error {
+			return volumeOnce(ctx, r.b, rdsd.MapSpec{Node: addrA, Name: "kept", ID: "m"})
+		}},
+	}
+}
+
 // volumeOnce maps a volume, writes, flushes, reads, and unmaps it.
-func volumeOnce(ctx context.Context, c *rdsd.Client, what, id string, persist bool) error {
-	node, name, _ := strings.Cut(what, ":")
-	m, err := c.Volumes().Map(ctx, rdsd.MapSpec{Node: node, Name: name, ID: id, Persist: persist})
+func volumeOnce(ctx context.Context, c *rdsd.Client, what rdsd.MapSpec) error {
+	m, err := c.Volumes().Map(ctx, what)
 	if err != nil {
 		return fmt.Errorf("map: %w", err)
 	}
 	err = attachOnce(ctx, m.URI)
-	if e := c.Volumes().Unmap(ctx, id, true); e != nil {
+	if e := c.Volumes().Unmap(ctx, what.ID, true); e != nil {
 		err = errors.Join(err, fmt.Errorf("unmap: %w", e))
 	}
 	return err
@@ -247,6 +274,8 @@ func (r *rounds) injectOnce(call, errno string, pass int) (hits int) {
 	for _, err := range errs {
 		if errors.Is(err, context.DeadlineExceeded) {
 			r.t.Errorf("%s: no answer: %v", what, err)
+		} else if errno == "EINTR" {
+			r.t.Errorf("%s: a signal is no failure: %v", what, err)
 		} else {
 			r.t.Logf("note: %s: %v", what, err)
 		}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -32,6 +33,12 @@ const addrA, addrB = "127.0.23.2", "127.0.23.3"
 
 func startPair(t *testing.T, env ...string) *pair {
 	t.Helper()
+	return startPairWith(t, nil, env...)
+}
+
+// startPairWith starts a pair with an environment of both, and more of a's.
+func startPairWith(t *testing.T, both []string, env ...string) *pair {
+	t.Helper()
 	at, bt := netip.MustParseAddr(addrA), netip.MustParseAddr(addrB)
 	p := &pair{t: t, dirA: dir(t), dirB: dir(t)}
 	loopback := netip.MustParseAddr("127.0.0.1")
@@ -40,9 +47,9 @@ func startPair(t *testing.T, env ...string) *pair {
 	args := func(d, address, page string) []string {
 		return []string{"serve", "--socket", filepath.Join(d, "s"), "--address", address, "--port", port, "--volume-port", volumes, "--http", page}
 	}
-	p.b = run(t, nil, args(p.dirB, addrB, "")...)
+	p.b = run(t, append([]string{"env"}, both...), args(p.dirB, addrB, "")...)
 	p.b.says("serving")
-	p.a = run(t, append([]string{"env"}, env...), args(p.dirA, addrA, p.page)...)
+	p.a = run(t, slices.Concat([]string{"env"}, both, env), args(p.dirA, addrA, p.page)...)
 	return p
 }
 

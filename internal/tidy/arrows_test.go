@@ -40,7 +40,6 @@ var arrows = []struct {
 	{"internal/freeport", nil},
 	{"internal/ahead", nil},
 	{"internal/plain", nil},
-	{"internal/netlocal", nil},
 	{"internal/stats", nil},
 	{"internal/counters", nil},
 	{"internal/transcript", nil}, // for tests
@@ -49,6 +48,7 @@ var arrows = []struct {
 	{"internal/crash", nil},
 	{"internal/guard", nil},
 	{"internal/eintr", nil},
+	{"internal/netlocal", []string{"internal/eintr"}},
 	{"internal/unixsock", []string{"internal/eintr"}},
 	{"internal/toll", nil},
 	{"internal/toll/tolltest", nil},
@@ -74,7 +74,7 @@ var arrows = []struct {
 	{"rtrs", []string{"transport", "wire/rtrs", "rdserr"}},
 	{"blk", []string{"rdserr", "internal/eintr", "internal/guard"}},
 	{"blk/blktest", []string{"blk", "rdserr"}},
-	{"blk/nbd", []string{"blk", "rdserr", "internal/accept", "internal/guard", "internal/reactor", "internal/unixsock"}},
+	{"blk/nbd", []string{"blk", "rdserr", "internal/accept", "internal/eintr", "internal/guard", "internal/reactor", "internal/unixsock"}},
 	{"rnbd", []string{"rtrs", "blk", "wire/rtrs", "wire/rnbd", "rdserr"}},
 
 	// The shell.
