@@ -226,12 +226,11 @@ func (p *Lane) becomeLane0() {
 	p.congDirty = true
 }
 
-// nextGen is above every generation given out so far.
+// nextAttempt is above every number given out so far, also those of links that ended before
+// their turn: the shell may hold one of them for a while yet.
 func (p *Lane) nextAttempt() uint64 {
-	if n := len(p.waiting); n > 0 {
-		return p.waiting[n-1].attempt + 1
-	}
-	return p.attempt + 1
+	p.attempts++
+	return p.attempts
 }
 
 // poked deals with a connection by which the node with the larger address asks to be

@@ -308,11 +308,11 @@ func TestBackoffBounds(t *testing.T) {
 		}
 		low, high := time.Hour, time.Duration(0)
 		for range 300 {
-			p.failures = n
+			p.failures = int32(n)
 			p.backOff(w.now)
 			low, high = min(low, p.retryAt-w.now), max(high, p.retryAt-w.now)
 		}
-		if low < 0 || low > bound/10 || high > bound || high < bound*9/10 || p.failures != n+1 {
+		if low < 0 || low > bound/10 || high > bound || high < bound*9/10 || p.failures != int32(n+1) {
 			t.Errorf("after %d attempts: waits of %v to %v, the bound is %v", n, low, high, bound)
 		}
 	}

@@ -38,8 +38,8 @@ type Lane struct {
 
 	// Links and attempts (docs/protocol.md, "Who connects").
 	//
-	// Invariant: attempt < attempt of waiting[0] < attempt of waiting[1] and so on. The
-	// shell's reports about a connection attempt, and about the link it led to, name its
+	// Invariant: attempt < attempt of waiting[0] < attempt of waiting[1] and so on <= attempts.
+	// The shell's reports about a connection attempt, and about the link it led to, name its
 	// number; a report that names another number than the current one is late and changes
 	// nothing: no byte of an older link enters a newer one.
 
@@ -49,18 +49,18 @@ type Lane struct {
 	// connects then keeps trying although it has nothing to send: the other side
 	// may have something, and cannot connect.
 	wasUp bool
-	// dialled is the number the lane had when the current attempt began.
-	dialled uint8
-	since   time.Duration // when the state began
-	// attempt numbers the attempts to connect and the accepted connections.
-	attempt uint64
-	// waiting are links that the peer made while an older one of this lane was still being
-	// read to its end, the oldest first; at most maxWaiting.
-	waiting []waiting
 	// failures counts the attempts in a row that brought no usable link. It is the exponent
 	// of the backoff.
-	failures   int
-	failing    time.Duration // when the first of these attempts failed
+	failures int32
+	since    time.Duration // when the state began
+	// attempt numbers the attempts to connect and the accepted connections.
+	attempt uint64
+	// attempts is the highest number that was given out.
+	attempts uint64
+	// waiting are links that the peer made while an older one of this lane was still being
+	// read to its end, the oldest first; at most maxWaiting.
+	waiting    []waiting
+	failing    time.Duration // when the first of failures was
 	reconnects uint64        // attempts after the first, for the administrator
 	lastErr    error         // why the last link or attempt ended
 	errAt      time.Duration // when that was
@@ -95,6 +95,8 @@ type Lane struct {
 	answer bool
 	// heard says that a frame came on this link. An rdsd's first is a handshake.
 	heard bool
+	// dialled is the number the lane had when the current attempt began.
+	dialled uint8
 
 	// Sending (xmit.go, ack.go; docs/protocol.md, "Sequence", "Acknowledgement").
 	//
@@ -285,7 +287,7 @@ func (p *Lane) Info() Info {
 	i := Info{State: p.state, Since: p.since, NextTx: p.nextSeq, NextRx: p.expected, Reconnects: p.reconnects, LastErr: p.lastErr,
 		SentBytes: p.sentB, RxByte: p.recvB, Credits: p.credits, Paused: p.paused, ErrAt: p.errAt, RetryAt: Never}
 	if p.state != Up { // on a link that is up, attempts are kept for the backoff alone
-		i.Attempts, i.Failing = p.failures, p.failing
+		i.Attempts, i.Failing = int(p.failures), p.failing
 	}
 	if p.state == Error {
 		i.RetryAt = p.retryAt
@@ -357,7 +359,7 @@ func (p *Lane) hasNoRefusals() bool { return len(p.refused) == 0 }
 // start begins an attempt: the smaller address connects, the larger one pokes
 // the smaller and waits to be connected to.
 func (p *Lane) start(now time.Duration) {
-	p.attempt++
+	p.attempt = p.nextAttempt()
 	if p.failures > 0 || p.reconnects > 0 || p.wasUp {
 		p.reconnects++
 		p.c.ctr.Reconnects++

@@ -339,6 +339,9 @@ func (w *world) recvOne(p *Lane, f string) error {
 }
 
 func (w *world) accepted(a Accepted) {
+	if a.Link {
+		w.attempt(a.Lane, a.Attempt)
+	}
 	switch {
 	case a.Lane == nil:
 		w.note("refused")

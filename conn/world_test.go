@@ -48,6 +48,7 @@ type world struct {
 	hold    bool // batches stay unwritten until the test says so
 	batch   map[*Lane]*transport.Batch
 	txB     map[*Lane]uint64 // bytes given to its link
+	given   map[*Lane]uint64 // the highest attempt of each lane
 	tag     uint64
 	ports   []uint16 // that something was sent to, in this order
 	senders map[uint16]*Sender
@@ -59,7 +60,7 @@ type world struct {
 
 func newWorld(t testing.TB, local, remote string, tune func(*Config)) *world {
 	w := &world{t: t, cfg: DefaultConfig(), now: time.Second, verdict: map[uint16]Verdict{}, ourVer: 1, grant: true, mostKept: 1 << 30, armed: Never,
-		batch: map[*Lane]*transport.Batch{}, txB: map[*Lane]uint64{}, undone: map[uint64]bool{}, cells: map[uint64]*uint64{}, senders: map[uint16]*Sender{}, pooled: map[*Msg]bool{}}
+		batch: map[*Lane]*transport.Batch{}, txB: map[*Lane]uint64{}, given: map[*Lane]uint64{}, undone: map[uint64]bool{}, cells: map[uint64]*uint64{}, senders: map[uint16]*Sender{}, pooled: map[*Msg]bool{}}
 	w.cfg.Trains = false // scripts ask for them
 	if tune != nil {
 		tune(&w.cfg)
@@ -203,6 +204,9 @@ func (w *world) settle() {
 		acts := w.com.Actions
 		w.com.Actions = nil
 		for _, a := range acts {
+			if a.Kind == ActDial || a.Kind == ActPoke {
+				w.attempt(a.Lane, a.Attempt)
+			}
 			switch a.Kind {
 			case ActKick:
 				w.fill(a.Lane)
@@ -213,6 +217,15 @@ func (w *world) settle() {
 			}
 		}
 	}
+}
+
+// attempt checks that a number is of one attempt alone: the shell may hold a link that was given
+// up a while longer.
+func (w *world) attempt(p *Lane, n uint64) {
+	if n <= w.given[p] {
+		w.t.Errorf("%v: attempt %d was given out when %d had been", p, n, w.given[p])
+	}
+	w.given[p] = n
 }
 
 func (w *world) fill(p *Lane) {
