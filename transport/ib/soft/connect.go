@@ -30,7 +30,7 @@ func (w *dialing) finish(err error) bool {
 	if w.over {
 		return false
 	}
-	w.over, w.err = true, err
+	w.over, w.err, w.q.dial = true, err, nil
 	close(w.done)
 	return true
 }
@@ -112,7 +112,7 @@ func (d *Device) dial(q *queuePair, port uint16, remote netip.AddrPort, p ib.Par
 	if err != nil {
 		return nil, fmt.Errorf("soft: dialling %v: %w", remote, err)
 	}
-	w.c, c.Owner = c, w
+	w.c, c.Owner, q.dial = c, w, w
 	d.leave(now)
 	return w, nil
 }

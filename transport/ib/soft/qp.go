@@ -1,6 +1,7 @@
 package soft
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -111,6 +112,7 @@ type queuePair struct {
 	rq *roce.QP
 
 	conn   *cm.Conn // nil: before it is connected, and when q is closed or nothing is left of it
+	dial   *dialing // under way
 	mtu    int      // of the path; 0 before it is connected
 	first  roce.PSN // with which the peer begins
 	used   bool     // Dial or Accept was called
@@ -279,6 +281,11 @@ func (q *queuePair) end(now time.Duration, why error) {
 	q.rq.Fail()
 	if q.conn != nil {
 		q.conn.Disconnect(now)
+	}
+	if w := q.dial; w != nil {
+		// What the peer may answer is of no use any more.
+		w.finish(cmp.Or(why, error(ErrClosed)))
+		w.c.Disconnect(now)
 	}
 	q.tell(why)
 }
