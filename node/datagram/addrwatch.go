@@ -1,39 +1,85 @@
 package datagram
 
 import (
+	"context"
+	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/netlocal"
 )
+
+// addrNews tells of addresses that leave this machine; all: any may have.
+type addrNews interface {
+	Next() (gone []netip.Addr, all bool, err error)
+	Close() error
+}
+
+// rewatch is how long the kernel has rest that would not tell.
+const rewatch = time.Second
 
 // watchAddrs ends the life of an address that leaves this machine while the daemon
 // runs. Another node may use it from then on, number from 1 and go again; when it
 // came back, what this one sent again with its old numbers would be dropped as old
 // by a kernel, and acknowledged by its TCP.
 func (a *Host) watchAddrs() {
-	w, err := netlocal.WatchAddrs()
-	if err != nil {
-		a.deps.Log.Warn("the loss of an address will not be noticed", "error", err)
-		return
-	}
-	a.addrs = w
+	open := func() (addrNews, error) { return netlocal.WatchAddrs() }
+	w, err := open() // before there is anything to lose
 	a.watching.Add(1)
-	go func() { // ends when close closes w
+	go func() { // ends with ctx
 		defer a.watching.Done()
 		defer a.deps.Guard.Recover(guard.Step, nil) // nothing would be noticed any more
-		for {
-			gone, all, err := w.Next()
-			if err != nil {
+		a.followAddrs(w, err, open, rewatch)
+	}()
+}
+
+// followAddrs takes what w tells, or another watch once it fails; err says that w could not be
+// opened. What happens while there is none nobody tells later: any address may have left.
+func (a *Host) followAddrs(w addrNews, err error, open func() (addrNews, error), pause time.Duration) {
+	for {
+		if err == nil {
+			err = a.follow(w)
+		}
+		if a.ctx.Err() != nil {
+			return
+		}
+		a.deps.Log.Warn("the loss of an address is not noticed for the moment: it is tried again each second", "error", err)
+		for err != nil {
+			select {
+			case <-time.After(pause):
+			case <-a.ctx.Done():
 				return
 			}
-			for _, h := range a.list {
-				if !h.addr.IsLoopback() && (all || slices.Contains(gone, h.addr)) {
-					h.lostAddress(all)
-				}
-			}
+			w, err = open()
 		}
-	}()
+		a.lostAddresses(nil, true)
+	}
+}
+
+// follow takes what w tells until it fails, or ctx ends.
+func (a *Host) follow(w addrNews) error {
+	defer w.Close()
+	stop := context.AfterFunc(a.ctx, func() {
+		defer a.deps.Guard.Recover(guard.Step, nil)
+		w.Close()
+	})
+	defer stop()
+	for {
+		gone, all, err := w.Next()
+		if err != nil {
+			return err
+		}
+		a.lostAddresses(gone, all)
+	}
+}
+
+func (a *Host) lostAddresses(gone []netip.Addr, all bool) {
+	for _, h := range a.list {
+		if !h.addr.IsLoopback() && (all || slices.Contains(gone, h.addr)) {
+			h.lostAddress(all)
+		}
+	}
 }
 
 func (h *Local) lostAddress(perhaps bool) {
@@ -41,12 +87,4 @@ func (h *Local) lostAddress(perhaps bool) {
 	e, now := h.Lock()
 	e.AddressLost(now)
 	h.Unlock()
-}
-
-// unwatch ends watchAddrs.
-func (a *Host) unwatch() {
-	if a.addrs != nil {
-		a.addrs.Close()
-		a.watching.Wait()
-	}
 }

@@ -18,7 +18,6 @@ import (
 
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/guard"
-	"github.com/rdsd/rdsd/internal/netlocal"
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/node/base"
@@ -46,9 +45,8 @@ type Host struct {
 	full     atomic.Uint64 // writes that met a full socket buffer
 
 	states   stateLog
-	ledger   *shm.Ledger         // nil: none
-	addrs    *netlocal.AddrWatch // nil: nobody watches; set by start
-	watching sync.WaitGroup      // of addrs
+	ledger   *shm.Ledger    // nil: none
+	watching sync.WaitGroup // of watchAddrs
 
 	traces traces
 
@@ -169,7 +167,7 @@ func (a *Host) Drain(ctx context.Context) {
 // Close drops every link and socket and releases everything.
 func (a *Host) Close() {
 	a.cancel()
-	a.unwatch()
+	a.watching.Wait()
 	var g errgroup.Group
 	for _, h := range a.list {
 		g.Go(func() error {
