@@ -17,6 +17,7 @@ type volume struct {
 	handles []*handle // in no order
 	stores  [2]*store // opened for writing, and not
 	below   peerAddr  // who opened it below a root; none: it is an export's
+	apart   bool      // one that had it for writing beside others may be away: looked at with the next write (overtakes)
 }
 
 // store is an opened device with the requests that wait to be submitted to it.
@@ -92,13 +93,14 @@ func identity(d blk.Device) any {
 }
 
 // admit decides on B6: any number of readers, one writer, or two while one of
-// them migrates, or any number where the export is shared.
-func (v *volume) admit(h *handle) error {
+// them migrates, or any number where the export is shared. back says that h was one of
+// two before, and is let in beside the other in any mode.
+func (v *volume) admit(h *handle, back bool) error {
 	if !h.writes() || h.rules.Shared {
 		return nil
 	}
 	most := 1
-	if h.access == rnbdwire.Migration {
+	if h.access == rnbdwire.Migration || back {
 		most = 2
 	}
 	if v.writers < most {
@@ -135,7 +137,7 @@ func (s *Server) attach(now time.Duration, o *Opening, d blk.Device, owner *Expo
 	case info.LogicalBlock > 1<<15:
 		err = rdserr.With(blk.ErrNotSupported, "volume %q has blocks of %d bytes; RNBD can tell of 32768 at most", h.name, info.LogicalBlock)
 	default:
-		if err = v.admit(h); err == nil {
+		if err = v.admit(h, s.isBack(v, h)); err == nil {
 			err = s.room(v, h)
 		}
 	}
@@ -240,6 +242,9 @@ func (s *Server) detach(h *handle) {
 	v.remove(h)
 	if h.writes() {
 		v.writers--
+		if v.writers == 0 && len(s.past[v.id].beside) > 0 {
+			s.env.Keep() // that both went, see Past
+		}
 	}
 	if st.handles--; st.handles > 0 {
 		return

@@ -375,6 +375,7 @@ func (s *Server) take(now time.Duration, h *handle) {
 		return
 	}
 	h.state = handleForced
+	h.store.vol.apart = true
 	s.env.Event(ServerEvent{Kind: ServerClosed, Name: h.name, Session: h.sess.rt.Name, Access: h.access, Err: ErrNotOpen})
 	s.drained(now, h)
 }
@@ -391,6 +392,9 @@ func (s *Server) close(now time.Duration, h *handle, why error) {
 	h.sess.forget(h)
 	switch {
 	case !opening:
+		if h.store != nil {
+			h.store.vol.apart = true
+		}
 		s.drained(now, h)
 	case h.opening != nil && len(s.orphans) >= maxOrphans: // a client could make ever more
 	default: // the device is put back by Opened or Noted

@@ -20,6 +20,7 @@ type past struct {
 	writer Writer   // the session that opened it for writing last
 	closed bool     // it has closed the volume: nothing of it waits. Not kept: without it more is told, not less
 	behind []Writer // sessions that went without closing it before others wrote, oldest first
+	beside []Writer // have it for writing beside writer (migrate.go), or had when they went; nil once closed
 	where  string   // it was found then (try.where)
 	at     uint64   // of Server.pastAt, when it was used last
 }
@@ -45,14 +46,15 @@ func (s *Server) wrote(o *Opening, id any) {
 	if !another {
 		me.learn(&p.writer)
 	}
-	if p.writer.Name != "" && another && !p.closed && !h.rules.Shared {
-		p.behind = p.writer.without(p.behind)
-		p.behind = append(p.behind[max(0, len(p.behind)-maxBehind+1):], p.writer)
+	other := another && !me.among(p.beside) // than those that had it
+	if !h.rules.Shared {
+		s.joins(h, &me, &p, other)
 	}
 	h.where = o.found.where()
-	h.foreign = s.holds(o) || !h.rules.Shared && (p.writer.Name != "" && another || me.among(p.behind))
-	_, lasts := id.(blk.FileID)     // what does not is not found again
-	unsaid := another || h.beside() // whose note may not be written yet
+	h.foreign = s.holds(o) || !h.rules.Shared && (p.writer.Name != "" && other || me.among(p.behind))
+	_, lasts := id.(blk.FileID) // what does not is not found again
+	// Of h.beside the note may not be written yet. Of those beside it Past says other things now.
+	unsaid := another || h.beside() || len(p.beside) > 0
 	o.note = s.cfg.Notes && lasts && !h.rules.Shared && unsaid
 	unsaid = unsaid || !me.equal(&p.writer)
 	p.writer, p.closed, p.where = me, false, h.where
@@ -73,7 +75,7 @@ func (s *Server) unwrote(o *Opening) {
 	}
 	id, me := o.h.store.vol.id, o.h.writer()
 	if p := s.past[id]; me.same(&p.writer) {
-		p.writer, p.closed, p.behind = o.before.writer, o.before.closed, o.before.behind
+		p.writer, p.closed, p.behind, p.beside = o.before.writer, o.before.closed, o.before.behind, o.before.beside
 		s.remember(id, p)
 	}
 }
@@ -105,7 +107,11 @@ func (s *Server) left(h *handle) {
 	}
 	delete(s.held, h.holder())
 	id, me := h.store.vol.id, h.writer()
-	if p := s.past[id]; me.same(&p.writer) {
+	switch p := s.past[id]; {
+	case s.parts(h, &me, &p):
+		s.remember(id, p)
+		s.env.Keep()
+	case me.same(&p.writer):
 		p.closed = true
 		s.remember(id, p)
 	}
@@ -197,7 +203,7 @@ func (s *Server) recall(id any, where string) {
 		return
 	}
 	delete(s.earlier, where)
-	s.remember(id, past{writer: e.Writer, behind: e.Behind, where: where})
+	s.remember(id, past{writer: e.Writer, behind: e.Behind, beside: e.Beside, where: where})
 }
 
 // Past is what a Server remembers of a file or block device after it was closed,
@@ -207,6 +213,7 @@ type Past struct {
 	Syncs   uint32   // that failed
 	Writer  Writer   // the session that opened it for writing last
 	Behind  []Writer // sessions that went before another wrote, and have not been told
+	Beside  []Writer // sessions that had it for writing beside Writer when all of them went
 	Where   string   // the place where it was found then
 	Earlier bool     // ID is of an earlier start of the machine, and Syncs say nothing
 }
@@ -227,7 +234,8 @@ func (s *Server) Past() []Past {
 	var all []aged
 	for id, p := range s.past {
 		if f, ok := id.(blk.FileID); ok {
-			all = append(all, aged{Past{ID: f, Syncs: p.syncs, Writer: p.writer, Behind: p.behind, Where: p.where}, p.at})
+			behind, beside := s.apart(id, &p)
+			all = append(all, aged{Past{ID: f, Syncs: p.syncs, Writer: p.writer, Behind: behind, Beside: beside, Where: p.where}, p.at})
 		}
 	}
 	for _, p := range s.earlier { // nobody has opened it since

@@ -64,7 +64,7 @@ func NewServer(cfg ServerConfig, env ServerEnv, rt Replier, rnd *rand.Rand) *Ser
 		if p.Earlier {
 			s.earlier[p.Where] = aged{p, s.pastAt}
 		} else {
-			s.past[p.ID] = past{syncs: p.Syncs, writer: p.Writer, behind: p.Behind, where: p.Where, at: s.pastAt}
+			s.past[p.ID] = past{syncs: p.Syncs, writer: p.Writer, behind: p.Behind, beside: p.Beside, where: p.Where, at: s.pastAt}
 		}
 	}
 	if len(cfg.Held) > maxHeld {

@@ -55,8 +55,15 @@ type pastState struct {
 	WriterIs *writerState  `json:"writer_is,omitempty"`
 	Behind   []string      `json:"behind,omitempty"`
 	Behinds  []writerState `json:"behind_are,omitempty"` // as many; none: an earlier version wrote it
+	Beside   []besideState `json:"beside,omitempty"`
 	Where    string        `json:"where,omitempty"`
 	Earlier  bool          `json:"earlier,omitempty"`
+}
+
+// besideState is one that had it for writing beside the writer when both went.
+type besideState struct {
+	Name string `json:"name"`
+	writerState
 }
 
 // writerState is what is known of a session beside its name (rnbd.Writer).
@@ -73,6 +80,9 @@ func stateOfPast(p *rnbd.Past) pastState {
 	for i := range p.Behind {
 		s.Behind = append(s.Behind, p.Behind[i].Name)
 		s.Behinds = append(s.Behinds, stateOfWriter(&p.Behind[i]))
+	}
+	for i := range p.Beside {
+		s.Beside = append(s.Beside, besideState{p.Beside[i].Name, stateOfWriter(&p.Beside[i])})
 	}
 	return s
 }
@@ -94,6 +104,9 @@ func (s *pastState) past() rnbd.Past {
 			is = &s.Behinds[i]
 		}
 		p.Behind = append(p.Behind, is.writer(name))
+	}
+	for i := range s.Beside {
+		p.Beside = append(p.Beside, s.Beside[i].writer(s.Beside[i].Name))
 	}
 	return p
 }

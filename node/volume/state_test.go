@@ -29,7 +29,7 @@ func TestStateSurvives(t *testing.T) {
 	from := []netip.Addr{netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("fd00::9")}
 	want := state{Running: true, NextID: 8, Exports: []exportState{export.state()}, Mappings: []mappingState{mapping.state("", "", rnbd.Kept{Verifier: 1<<64 - 1, LogicalBlock: 4096, SyncLost: true, Stale: true, Flushed: true})},
 		Past: []pastState{{Dev: 3, Ino: 4, Syncs: 1, Writer: "a-b", WriterIs: &writerState{UUID: "0102030405060708090a0b0c0d0e0f10", From: from},
-			Behind: []string{"x", "y"}, Behinds: []writerState{{}, {From: from[1:]}}, Where: "/disk"}, {Dev: 5, Block: true, Writer: "c"}}, Forgot: 3,
+			Behind: []string{"x", "y"}, Behinds: []writerState{{}, {From: from[1:]}}, Beside: []besideState{{"z", writerState{From: from[:1]}}}, Where: "/disk"}, {Dev: 5, Block: true, Writer: "c"}}, Forgot: 3,
 		Held: []heldState{{Session: "a-b", Name: "d", Dev: 3, Ino: 4, Where: "/disk"}, {Session: "c", Name: "e", Dev: 5, Block: true, Earlier: true}}}
 	if err := s.write(func() state { return want }); err != nil {
 		t.Fatal(err)
@@ -62,7 +62,7 @@ func TestStateSurvives(t *testing.T) {
 	}
 	past := []rnbd.Past{
 		{ID: blk.FileID{Dev: 3, Ino: 4}, Syncs: 1, Writer: rnbd.Writer{Name: "a-b", UUID: [16]byte{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}, From: from},
-			Behind: []rnbd.Writer{{Name: "x"}, {Name: "y", From: from[1:]}}, Where: "/disk"},
+			Behind: []rnbd.Writer{{Name: "x"}, {Name: "y", From: from[1:]}}, Beside: []rnbd.Writer{{Name: "z", From: from[:1]}}, Where: "/disk"},
 		{ID: blk.FileID{Dev: 5, Block: true}, Writer: rnbd.Writer{Name: "c"}}, // as a version before this one wrote it
 	}
 	if got := s.past(&st); !reflect.DeepEqual(got, past) {
