@@ -57,7 +57,9 @@ func (h *Host) snapshot(running bool) state {
 		}
 	}
 	for _, m := range h.mappings {
-		if !m.ending && (running && (m.stage == shown || m.restored) || m.spec.lasts()) {
+		// A Map that a stop cuts short has failed, and is nothing for the next start.
+		made := m.front != nil || m.restored
+		if !m.ending && (running && (m.stage == shown || m.restored) || m.spec.lasts() && (running || made)) {
 			s := m.spec.state(m.wants, m.backend, m.toKeep())
 			s.Unused = !m.used() || m.deviceLost()
 			st.Mappings = append(st.Mappings, s)
