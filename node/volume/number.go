@@ -15,6 +15,10 @@ import (
 // start two mappings would go by it. So no mapping is given a number that another goes by,
 // a number that nobody asked for is let go where the kernel has another device there, and a
 // start believes what the kernel says of whose a device is.
+//
+// The number is written down after the kernel has the device, and may not be: the daemon ended
+// at once, or its disk was full. What the kernel knows the device by was written before, so that it
+// is found by that.
 
 // numbers is what becomes of the device numbers of a state, by its mappings.
 type numbers struct {
@@ -27,22 +31,32 @@ type numbers struct {
 func (h *Host) numbers(old *state) numbers {
 	n := numbers{make([]bool, len(old.Mappings)), make([]bool, len(old.Mappings)), true}
 	var attached map[int]bool
+	devices := func() map[int]bool {
+		if attached == nil {
+			var err error
+			if attached, err = h.drv.status(nbd.AnyDevice); err != nil {
+				h.log.Warn("volume: the kernel does not tell which devices it has", "err", err)
+				attached, n.told = map[int]bool{}, false
+			}
+		}
+		return attached
+	}
 	owner := map[string]int{} // by device: whose it is of those that name it
 	for i := range old.Mappings {
 		o := &old.Mappings[i]
+		if o.As != AsNBD {
+			continue
+		}
+		if old.Boot == h.store.boot && !o.Unused {
+			h.findDevice(o, devices)
+		}
 		index, err := parseNBD(o.Device)
-		if o.As != AsNBD || err != nil {
+		if err != nil {
 			continue
 		}
 		if old.Boot == h.store.boot {
 			b, known := h.drv.backend(index)
-			if !known && attached == nil {
-				if attached, err = h.drv.status(nbd.AnyDevice); err != nil {
-					h.log.Warn("volume: the kernel does not tell which devices it has", "err", err)
-					attached, n.told = map[int]bool{}, false
-				}
-			}
-			n.alive[i] = !o.Unused && (known && b != "" && b == o.Backend || !known && attached[index])
+			n.alive[i] = !o.Unused && (known && b != "" && b == o.Backend || !known && devices()[index])
 		}
 		if !n.alive[i] && !o.Persist {
 			continue // it has ended
@@ -60,6 +74,24 @@ func (h *Host) numbers(old *state) numbers {
 		n.alive[loser], n.taken[loser] = false, true
 	}
 	return n
+}
+
+// findDevice corrects the number of a mapping's device if the kernel knows another by its name.
+func (h *Host) findDevice(o *mappingState, devices func() map[int]bool) {
+	if index, err := parseNBD(o.Device); err == nil {
+		if b, known := h.drv.backend(index); !known || b == o.Backend {
+			return
+		}
+	}
+	if o.Backend == "" {
+		return
+	}
+	for index, attached := range devices() {
+		if b, known := h.drv.backend(index); attached && known && b == o.Backend {
+			o.Chosen = o.Chosen || o.Device == ""
+			o.Device = nbdPath(index)
+		}
+	}
 }
 
 // named is which devices mappings other than m go by.

@@ -68,6 +68,56 @@ func TestRememberedNumberIsNobodyElses(t *testing.T) {
 	})
 }
 
+// TestNumberThatWasNotWrittenDown: a device is taken up by the next start by what the kernel knows it by, where
+// the state has no number for it, or that of another.
+func TestNumberThatWasNotWrittenDown(t *testing.T) {
+	for _, written := range []string{"", "/dev/nbd0", "/dev/nbd7"} {
+		for _, persist := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%q, persistent %v", written, persist), func(t *testing.T) {
+				server, client, k := withKernel(t)
+				mustExport(t, server.h, memory("mem", 8<<20))
+				k.foreign(t, 0, "foreign")
+				m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "mem", As: AsNBD, Persist: persist})
+				if m.Device != "/dev/nbd1" {
+					t.Fatalf("it has %s", m.Device)
+				}
+				x := startTraffic(t, &disk{k: k, index: 1})
+				x.progress(t, 30)
+				client.stop()
+				name := filepath.Join(client.cfg.StateDir, stateFile)
+				b, err := os.ReadFile(name)
+				if err != nil {
+					t.Fatal(err)
+				}
+				var st state
+				if err := json.Unmarshal(b, &st); err != nil {
+					t.Fatal(err)
+				}
+				if st.Mappings[0].Device = written; written == "" {
+					st.Mappings[0].Chosen = false
+				}
+				if b, err = json.Marshal(st); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(name, b, 0o600); err != nil {
+					t.Fatal(err)
+				}
+				client.start()
+				eventually(t, "it has a connection again", func() bool { return k.device(1).conn != nil })
+				x.progress(t, 30)
+				x.end(t)
+				eventually(t, "it is shown", func() bool {
+					i, err := client.h.Mapping(m.ID)
+					return err == nil && i.State == StateOpen && i.Device == "/dev/nbd1"
+				})
+				if !client.h.mappings[0].resume || client.h.mappings[0].wants != "" {
+					t.Error("it was attached anew, or is taken for one that was asked for")
+				}
+			})
+		}
+	}
+}
+
 // TestNumberThatAnotherHas: where the kernel has somebody else's device under the number of one
 // that is gone, a mapping that asked for none in particular gets another. One that asked for it waits.
 func TestNumberThatAnotherHas(t *testing.T) {
