@@ -58,13 +58,14 @@ type conn struct {
 	lookups opList  // guarded by mu; wait for lookUp
 
 	pending  atomic.Int64 // requests that the device has
+	changing atomic.Int64 // those of them that change what it holds
 	broken   atomic.Bool  // nothing can be sent any more
 	stopping atomic.Bool  // everything is answered with ESHUTDOWN
 	leaving  atomic.Bool  // nothing more is read
 	last     atomic.Bool  // nothing is received any more
 
 	gone    atomic.Bool   // nothing is read any more
-	drained chan struct{} // closed when the device has given back all requests that were read
+	drained chan struct{} // closed when the device has given back all requests that were read and change it
 
 	// Owned by the holder of the transmit token.
 	vec     [][]byte // the pieces being written
@@ -121,11 +122,14 @@ func (c *conn) serve() error {
 	}
 	c.mu.Lock()
 	// After a fault, too, this waits for everything that the device has: an old write must
-	// not come after those of the next connection.
-	for c.pending.Load() > 0 {
+	// not come after those of the next connection. Reads hold up nobody who follows.
+	for c.changing.Load() > 0 {
 		c.room.Wait()
 	}
 	close(c.drained)
+	for c.pending.Load() > 0 {
+		c.room.Wait()
+	}
 	// sending: the thread with the transmit token uses the connection and its memory.
 	for c.inFlight > 0 && !c.faulted || c.sending {
 		c.room.Wait()
@@ -153,7 +157,7 @@ func (c *conn) close() {
 	}
 }
 
-// follow waits while the device has requests of connections that have ended. Whoever connects
+// follow waits while the device has requests of connections that have ended and change it. Whoever connects
 // after a client that was killed knows nothing of its last write, which may wait for a path: it
 // must not come after the writes of this connection. Connections that go on are the business of
 // those who have them.
@@ -182,8 +186,8 @@ func (c *conn) follow() error {
 }
 
 // before is a connection of the same device, perhaps under another name, whose client sends
-// nothing more, and of whose requests some are to be read yet or with the device; nil: there is
-// none.
+// nothing more, and of whose requests some are to be read yet, or change the device and are with
+// it; nil: there is none.
 func (s *Server) before(c *conn) *conn {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -73,6 +73,27 @@ func TestFollowsNobody(t *testing.T) {
 	}
 }
 
+// TestFollowsNoRead: what a client that was killed has with the device and does not change it keeps nobody waiting.
+func TestFollowsNoRead(t *testing.T) {
+	for what, at := range map[string][]byte{"read": command(cmdRead, 0, 1, 0, 512, nil), "flush": command(cmdFlush, 0, 1, 0, 0, nil)} {
+		f := blk.NewFault(memory(t, 1<<20), 1)
+		_, socket := serve(t, Options{}, Export{Device: f})
+		t.Cleanup(f.Release)
+		f.Add(blk.Rule{Ops: blk.Ops(blk.OpRead, blk.OpFlush), Count: 1, Stall: true})
+		first := enter(t, socket, "", false)
+		first.send(at)
+		waitFor(t, "the "+what+" to be held", func() bool { return f.Held() == 1 })
+		first.nc.Close()
+		c := enter(t, socket, "", false)
+		c.send(command(cmdWrite, 0, 7, 0, 512, fill512('b')))
+		c.nc.SetReadDeadline(time.Now().Add(5 * time.Second))
+		if r := c.reply(0); r.cookie != 7 || r.value != 0 {
+			t.Errorf("after a %s: %v", what, r)
+		}
+		f.Release()
+	}
+}
+
 // TestFollowEnds: a server that ends does not wait for the store with those who wait.
 func TestFollowEnds(t *testing.T) {
 	for what, end := range map[string]func(*Server) error{

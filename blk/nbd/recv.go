@@ -278,9 +278,22 @@ func (c *conn) submit() {
 	}
 	c.srv.count.requests.Add(uint64(len(c.batch)))
 	c.pending.Add(int64(len(c.batch)))
+	if n := changing(c.batch); n > 0 {
+		c.changing.Add(n)
+	}
 	c.x.dev.Submit(c.batch)
 	clear(c.batch)
 	c.batch = c.batch[:0]
+}
+
+// changing counts the requests of a batch that change what the device holds. A flush does not.
+func changing(batch []*blk.Request) (n int64) {
+	for _, r := range batch {
+		if r.Op.Writes() {
+			n++
+		}
+	}
+	return n
 }
 
 // fill reads more, and waits until there is something.

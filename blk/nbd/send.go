@@ -25,6 +25,9 @@ const (
 // Complete is called by the device.
 func (c *conn) Complete(batch []*blk.Request) {
 	defer c.srv.opts.Guard.Recover(guard.Volume, c.faultFn)
+	if n := changing(batch); n > 0 {
+		c.changing.Add(-n)
+	}
 	if c.pending.Add(-int64(len(batch))); c.broken.Load() || c.last.Load() { // it may be waited for
 		c.mu.Lock()
 		c.room.Broadcast()
