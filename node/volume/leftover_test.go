@@ -156,6 +156,36 @@ func TestLeftAndMappedAgain(t *testing.T) {
 	}
 }
 
+// TestLeftKeepsItsID: a mapping that asks for no ID in particular does not get that of one that was left, which
+// would be lost by it.
+func TestLeftKeepsItsID(t *testing.T) {
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	server.start()
+	client.start()
+	for _, name := range []string{"first", "disk", "new"} {
+		mustExport(t, server.h, file(t, name, 8<<20))
+	}
+	mustMap(t, client.h, MapSpec{ID: "first", Node: server.node(), Name: "first", Persist: true})
+	left := fmt.Sprint("v", client.h.nextID+1)
+	mustMap(t, client.h, MapSpec{ID: left, Node: server.node(), Name: "disk", Persist: true})
+	client.stop()
+	client.cfg.MaxMappings = 1
+	client.start()
+	if err := client.h.Unmap(testCtx(t), "first", true); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "new"})
+		if i, err := client.h.Mapping(left); m.ID == left || err != nil || i.Name != "disk" {
+			t.Errorf("%s is mapped, and what was left is %+v, %v", m.ID, i, err)
+		}
+		if err := client.h.Unmap(testCtx(t), m.ID, true); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // TestMapThatFailed: what could not be shown is not in the state, where it was written before that.
 func TestMapThatFailed(t *testing.T) {
 	port := freePort(t)

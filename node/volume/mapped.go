@@ -123,6 +123,11 @@ func (h *Host) enterMapping(s MapSpec) (*mapping, error) {
 	for _, m := range h.mappings {
 		taken[m.id] = true
 	}
+	for _, l := range h.left() { // a chosen one would take its place, and end it
+		if l.mapping != nil {
+			taken[l.mapping.ID] = true
+		}
+	}
 	for s.ID == "" {
 		if id := fmt.Sprintf("v%d", h.nextID); !taken[id] {
 			s.ID = id
