@@ -417,6 +417,9 @@ func opCounters(c [blk.NumOps]blk.OpCounts) []OpCounters {
 	return list
 }
 
+// resizeTries is how often a resize begins anew because a device was closed under it.
+const resizeTries = 3
+
 // ResizeExport sets the size of a file or memory, in bytes, and tells who has it
 // open; 0: it looks which size the store has. It returns the size afterwards.
 func (h *Host) ResizeExport(ctx context.Context, name string, size uint64) (uint64, error) {
@@ -432,6 +435,13 @@ func (h *Host) ResizeExport(ctx context.Context, name string, size uint64) (uint
 	var was, is blk.Info
 	err := h.do(ctx, x.spec.Path, func() (err error) {
 		was, is, err = h.resize(x, size)
+		// The last that had it open has closed it meanwhile: those count that have it now, or nobody.
+		for range resizeTries {
+			if !errors.Is(err, blk.ErrClosed) {
+				break
+			}
+			_, is, err = h.resize(x, size)
+		}
 		return err
 	})
 	if err != nil {
