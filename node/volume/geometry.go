@@ -19,6 +19,10 @@ import (
 // again with another configuration keeps the former one, and says so. A kernel that unmaps
 // closes its volumes before its session, so a session that ends with a volume open comes back.
 //
+// How long ago a session was lost counts by a clock that nobody sets, as far as this process has
+// seen it; what is written down is that long before the time of then. Between two processes
+// there is only the time of day, and nothing is lost later than now.
+//
 // Tried and dropped: a shape for each session. The answer that tells it is due before the
 // client has said its name.
 
@@ -60,9 +64,9 @@ func (s *server) takeGeometry(old *kernelsState) {
 		return
 	}
 	for _, k := range old.Sessions {
-		lost := k.Lost
-		if lost.IsZero() {
-			lost = now // with the daemon
+		lost := now // with the daemon
+		if !k.Lost.IsZero() {
+			lost = now.Add(-max(0, now.Sub(k.Lost))) // with the clock of now, which k.Lost has not
 		}
 		s.lostKernels[k.Name] = lost
 	}
@@ -153,7 +157,7 @@ func (s *server) hasOpen(e *rtrs.ServerSession) bool {
 // kernels is what is to be remembered.
 func (s *server) kernels() *kernelsState {
 	defer s.look()()
-	k := kernelsState{geometry: s.geo}
+	k, now := kernelsState{geometry: s.geo}, s.h.machine.Wall()
 	up := map[string]bool{}
 	for _, o := range s.rn.Open() {
 		if e := o.Session; e.Kernel() && !up[e.Name] {
@@ -163,7 +167,7 @@ func (s *server) kernels() *kernelsState {
 	}
 	for name, lost := range s.lostKernels {
 		if !up[name] {
-			k.Sessions = append(k.Sessions, kernelState{name, lost})
+			k.Sessions = append(k.Sessions, kernelState{name, now.Add(-now.Sub(lost))})
 		}
 	}
 	if len(k.Sessions) == 0 {

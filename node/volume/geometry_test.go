@@ -126,6 +126,7 @@ func TestKernelsAreForgotten(t *testing.T) {
 		{"one that was up", &kernelsState{known, []kernelState{{Name: "a"}}}, known, 1},
 		{"for long", &kernelsState{known, lost(1, keepKernels)}, known, 1},
 		{"too long ago", &kernelsState{known, lost(3, keepKernels+1)}, configured, 0},
+		{"when the time of day was wrong", &kernelsState{known, lost(2, -10*keepKernels)}, known, 2},
 		{"too many", &kernelsState{known, lost(maxKernels+2, time.Hour)}, known, maxKernels},
 		{"of another size than can be", &kernelsState{geometry{1 << 20, 4096}, lost(1, 0)}, configured, 1},
 		{"of no size", &kernelsState{geometry{}, lost(1, 0)}, configured, 1},
@@ -135,6 +136,11 @@ func TestKernelsAreForgotten(t *testing.T) {
 		s.takeGeometry(test.old)
 		if s.geo != test.want || len(s.lostKernels) != test.n {
 			t.Errorf("%s: %v and %d sessions; want %v and %d", test.what, s.geo, len(s.lostKernels), test.want, test.n)
+		}
+		for name, lost := range s.lostKernels {
+			if lost.After(wall) || !strings.Contains(lost.String(), " m=") {
+				t.Errorf("%s: %s was lost at %v, now is %v", test.what, name, lost, wall)
+			}
 		}
 		if names := s.kernelNames(); test.n == maxKernels && names[len(names)-1] != fmt.Sprintf("k%04d", maxKernels-1) {
 			t.Errorf("%s: %s is left", test.what, names[len(names)-1])
