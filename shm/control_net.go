@@ -103,6 +103,10 @@ func (c *Conn) ReadMessage() (msg []byte, fds []int, err error) {
 	}
 }
 
+// Short reports whether descriptors of the packet last read are lost: this process may open
+// no more.
+func (c *Conn) Short() bool { return c.got.flags&unix.MSG_CTRUNC != 0 }
+
 // Done gives back the memory of the message last returned, which is not valid any more
 // then. The next call of ReadMessage does it too; a caller that may not call again calls
 // Done.

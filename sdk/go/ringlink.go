@@ -127,6 +127,9 @@ func (r *rings) handshake(conn *shm.Conn) (*ringLink, error) {
 	if err != nil {
 		closeFDs(fds)
 		hangUp(conn)
+		if errors.Is(err, rdserr.ErrTooMany) { // nothing that is not there: it is when others are closed
+			return nil, err
+		}
 		return nil, noRings{err}
 	}
 	// From this answer on the region is sealed: it cannot be mapped for writing any more.
@@ -194,6 +197,9 @@ func refusal(c *rdsdv1.Closing) error {
 // granted makes a link from the region and its descriptors. With an error, the descriptors
 // are still the caller's.
 func (r *rings) granted(conn *shm.Conn, grant *rdsdv1.RingGrant, fds []int) (*ringLink, error) {
+	if grant.GetVersion() == shm.Version && len(fds) < 4 && conn.Short() {
+		return nil, rdserr.With(rdserr.ErrTooMany, "of the 4 descriptors of rings %d could be received: this process has too many open (ulimit -n)", len(fds))
+	}
 	if grant.GetVersion() != shm.Version || len(fds) != 4 {
 		return nil, rdserr.With(rdserr.ErrNotSupported, "the daemon granted rings of version %d with %d descriptors; version %d and 4 were wanted",
 			grant.GetVersion(), len(fds), shm.Version)

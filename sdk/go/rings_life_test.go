@@ -248,6 +248,11 @@ func TestRingsFallBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer ln.Close()
+	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(null)
 	says := make(chan func(c *shm.Conn), 1)
 	go func() {
 		for {
@@ -273,16 +278,29 @@ func TestRingsFallBack(t *testing.T) {
 			_ = say(c, m, fds...)
 		}
 	}
+	// The client can receive no descriptors: its process may open no more.
+	noRoom := func(c *shm.Conn) {
+		var was unix.Rlimit
+		if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+			t.Error(err)
+			return
+		}
+		none := was
+		none.Cur = 1
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &none); err != nil {
+			t.Error(err)
+		}
+		grant(shm.Version, null, null, null, null)(c)
+		_, _, _ = c.ReadMessage() // until the client has hung up
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+			t.Error(err)
+		}
+	}
 	nonsense := func(c *shm.Conn) {
 		m := &rdsdv1.ServerMessage{}
 		m.SetFlushResult(&rdsdv1.FlushResult{})
 		_ = say(c, m)
 	}
-	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(null)
 	for name, c := range map[string]struct {
 		say   func(*shm.Conn)
 		falls bool
@@ -295,6 +313,7 @@ func TestRingsFallBack(t *testing.T) {
 		"version 1":      {grant(1, null, null, null), true, rdserr.ErrNotSupported},
 		"no region":      {grant(shm.Version, null, null, null, null), true, syscall.EBADMSG},
 		"in use":         {refuse(syscall.EADDRINUSE), false, rdserr.ErrAddrInUse},
+		"no room":        {noRoom, false, rdserr.ErrTooMany},
 		"hangs up":       {func(*shm.Conn) {}, false, rdserr.ErrShutdown},
 		"nonsense":       {nonsense, false, rdserr.ErrProtocol},
 	} {

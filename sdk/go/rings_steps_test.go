@@ -128,7 +128,7 @@ func TestGrantsRefused(t *testing.T) {
 		g := &rdsdv1.RingGrant{}
 		g.SetVersion(c.version)
 		g.SetRegionBytes(1 << 20)
-		if l, err := r.granted(nil, g, fds[:c.n]); !errors.Is(err, c.want) || l != nil {
+		if l, err := r.granted(new(shm.Conn), g, fds[:c.n]); !errors.Is(err, c.want) || l != nil {
 			t.Errorf("%s: %v, %v", what, l, err)
 		}
 		for _, fd := range fds {

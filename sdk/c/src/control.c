@@ -27,8 +27,14 @@ void rdsdi_control_reset(struct rdsdi_ctl *c)
 	free(c->message);
 	c->message = NULL;
 	c->message_n = 0;
+	rdsdi_control_close_fds(c);
+}
+
+void rdsdi_control_close_fds(struct rdsdi_ctl *c)
+{
 	while (c->fds_n)
 		close(c->fds[--c->fds_n]);
+	c->fds_lost = false;
 }
 
 /* take_fds keeps the descriptors of a packet, at most four of a message. */
@@ -71,7 +77,8 @@ static ssize_t packet(rdsd_socket *s, bool *more)
 	if (n == 0)
 		return -ESHUTDOWN;
 	take_fds(c, &m);
-	if (m.msg_flags & (MSG_TRUNC | MSG_CTRUNC) || n <= PACKET_HEAD || c->packet[0] != PACKET_KIND ||
+	c->fds_lost |= m.msg_flags & MSG_CTRUNC; /* the message is whole all the same: who needs them says what is then */
+	if (m.msg_flags & MSG_TRUNC || n <= PACKET_HEAD || c->packet[0] != PACKET_KIND ||
 	    c->packet[1] & ~PACKET_MORE || c->packet[2] || c->packet[3])
 		return -EPROTO;
 	*more = c->packet[1] & PACKET_MORE;

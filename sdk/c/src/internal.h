@@ -214,6 +214,7 @@ struct rdsdi_ctl {
 	size_t message_n;
 	int fds[4];         /* that came with the message so far */
 	unsigned fds_n;
+	bool fds_lost;      /* of these, some: this process may open no more */
 	/* Pairs: mapped and not open yet; what is to be said of them; the daemon has closed one that is read. */
 	struct rdsdi_pair *offers;
 	unsigned offers_n, says_n;
@@ -502,6 +503,8 @@ int rdsdi_control_send(struct rdsdi_link *l, const uint8_t *message, size_t n);
 int rdsdi_control_next(rdsd_socket *s, struct rdsdi_server *m);
 /* Forgets pieces and descriptors of the connection before. */
 void rdsdi_control_reset(struct rdsdi_ctl *c);
+/* Closes the descriptors that the last message has brought. */
+void rdsdi_control_close_fds(struct rdsdi_ctl *c);
 /* ask.c: sends Monitor when it is due. */
 void rdsdi_monitor(rdsd_socket *s);
 /* Why a call cannot be made now: 0, or what rdsdi_errno or rdsdi_fail returned. */

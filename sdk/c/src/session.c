@@ -255,6 +255,9 @@ static int offered(rdsd_socket *s, const struct rdsdi_server *m)
 	uint8_t message[PB_CLIENT_MAX];
 	int err;
 
+	if (m->ring_version == SHM_VERSION && c->fds_n < 4 && c->fds_lost)
+		return rdsdi_fail(-EMFILE, "of the 4 descriptors of rings %u could be received: this process has too many open (ulimit -n)",
+				  c->fds_n);
 	if (m->ring_version != SHM_VERSION || c->fds_n != 4)
 		return rdsdi_fail(-EPROTONOSUPPORT, "the daemon has no rings of layout %u", SHM_VERSION);
 	if (l->offered)
@@ -426,8 +429,7 @@ static void dispatch(rdsd_socket *s, const struct rdsdi_server *m)
 		rdsdi_pair_step(s, m);
 		break;
 	}
-	while (c->fds_n) /* an offer has mapped them */
-		close(c->fds[--c->fds_n]);
+	rdsdi_control_close_fds(c); /* an offer has mapped them */
 }
 
 static bool up(rdsd_socket *s)

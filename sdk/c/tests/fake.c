@@ -90,27 +90,33 @@ static uint8_t *put_bytes(uint8_t *p, unsigned f, const void *data, size_t n)
 	return p + n;
 }
 
-static void reply(struct fake_socket *s, unsigned f, const uint8_t *body, const uint8_t *end, const int *fds)
+/* pass sends a message, and n descriptors with it. */
+static void pass(struct fake_socket *s, unsigned f, const uint8_t *body, const uint8_t *end, const int *fds, unsigned fds_n)
 {
 	uint8_t packet[1024] = {1}, *p = put_bytes(packet + 4, f, body, (size_t)(end - body));
 	struct iovec iov = {packet, (size_t)(p - packet)};
 	union {
 		struct cmsghdr align;
-		uint8_t room[CMSG_SPACE(3 * sizeof(int))];
+		uint8_t room[CMSG_SPACE(4 * sizeof(int))];
 	} rights = {0};
 	struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1};
 
 	if (fds) {
 		m.msg_control = rights.room;
-		m.msg_controllen = sizeof rights.room;
+		m.msg_controllen = CMSG_SPACE(fds_n * sizeof(int));
 		struct cmsghdr *h = CMSG_FIRSTHDR(&m);
 
 		h->cmsg_level = SOL_SOCKET;
 		h->cmsg_type = SCM_RIGHTS;
-		h->cmsg_len = CMSG_LEN(4 * sizeof(int));
-		memcpy(CMSG_DATA(h), fds, 4 * sizeof(int));
+		h->cmsg_len = CMSG_LEN(fds_n * sizeof(int));
+		memcpy(CMSG_DATA(h), fds, fds_n * sizeof(int));
 	}
 	sendmsg(s->control, &m, MSG_NOSIGNAL);
+}
+
+static void reply(struct fake_socket *s, unsigned f, const uint8_t *body, const uint8_t *end, const int *fds)
+{
+	pass(s, f, body, end, fds, 4);
 }
 
 static void closing(struct fake_socket *s, int error, const char *text)
@@ -270,6 +276,15 @@ void fake_event(struct fake_socket *s, const uint8_t *event)
 	memcpy(r->base + r->event_ring + (s->event_tail & (r->event_n - 1)) * EVENT_SIZE, event, EVENT_SIZE);
 	atomic_store(at64(r, W_EVENT_TAIL), ++s->event_tail);
 	ring(s, WAITS_EVENT);
+}
+
+void fake_offer(struct fake *f, uint16_t port)
+{
+	struct fake_socket *s = fake_at(f, port);
+	int fds[2] = {s->memfd, s->memfd_daemon};
+	uint8_t body[32], *p = put_number(body, 1, 1);
+
+	pass(s, 12, body, put_number(p, 2, PAIR_STATE_OFFERED), fds, 2);
 }
 
 static bool event_room(struct fake_socket *s)
@@ -669,6 +684,9 @@ static void control(struct fake *f, struct fake_socket *s)
 		s->flushing = true;
 	} else if (field(packet + 4, (size_t)n, 6, &p, &len)) {
 		s->watch = field(p, len, 3, NULL, &n64);
+	} else if (field(packet + 4, (size_t)n, 10, &p, &len)) {
+		CHECK(field(p, len, 2, NULL, &n64));
+		f->gone += n64 == PAIR_STATE_GONE;
 	} else if (field(packet + 4, (size_t)n, 7, &p, &len)) {
 		field(p, len, 1, NULL, &id);
 		CHECK(field(p, len, 2, &p, &len) && endpoint(p, len, &a));

@@ -77,6 +77,7 @@ struct fake {
 	_Atomic bool no_rings;      /* Bound without rings */
 	_Atomic bool no_mixed;      /* knows no mixed trains, as older daemons */
 	void (*_Atomic spoil)(struct fake_socket *s); /* changes a region before it is handed out */
+	_Atomic unsigned gone;      /* pairs that clients have no use for */
 	_Atomic unsigned missed;    /* work that nobody rang for */
 	struct fake_socket sockets[FAKE_SOCKETS];
 };
@@ -89,6 +90,7 @@ void fake_kill(struct fake *f);
 void fake_dismiss(struct fake *f, uint16_t port, int error, const char *text);
 /* With f->mu held: */
 struct fake_socket *fake_at(struct fake *f, uint16_t port);
+void fake_offer(struct fake *f, uint16_t port); /* a pair, of files that are none */
 void fake_event(struct fake_socket *s, const uint8_t *event); /* 64 bytes; publishes and rings */
 /* Without it: a socket is bound there; somebody watches congestion there. */
 bool fake_bound(struct fake *f, uint16_t port);

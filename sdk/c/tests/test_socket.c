@@ -2,8 +2,10 @@
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -165,6 +167,86 @@ static void spoiled_headers(void)
 		CHECK_IS(rdsd_bind(client, &a, NULL, &s), -EPROTO);
 		CHECK(strstr(rdsd_errmsg(), "the region of the daemon has"));
 	}
+	end();
+}
+
+/* at_most lets this process open so many descriptors more, -1: as many as before. */
+static void at_most(int more)
+{
+	static struct rlimit was;
+	struct rlimit now;
+	int last = 0;
+
+	if (more < 0) {
+		CHECK(!setrlimit(RLIMIT_NOFILE, &was));
+		return;
+	}
+	CHECK(!getrlimit(RLIMIT_NOFILE, &was));
+	now = was;
+	for (; more >= 0; last++)
+		more -= fcntl(last, F_GETFD) < 0;
+	now.rlim_cur = (rlim_t)last - 1;
+	CHECK(!setrlimit(RLIMIT_NOFILE, &now));
+}
+
+/* without_room is a client that cannot receive the descriptors of a region: it may have to wait for them, and has its rings then. */
+static void without_room(void)
+{
+	rdsd_addr a = at(1);
+	rdsd_socket *s;
+
+	CHECK_IS(rdsd_client_open(path, &client), 0);
+	at_most(4); /* eventfd and socket, and two of four */
+	CHECK_IS(rdsd_bind(client, &a, NULL, &s), -EMFILE);
+	CHECK(strstr(rdsd_errmsg(), "ulimit"));
+	at_most(-1);
+	s = bound(1);
+	at_most(0); /* and what its end leaves: a socket, and two of four */
+	send_text(s, 9, "kill"); /* the daemon ends at this */
+	CHECK_IS(rdsd_recv(s, NULL, 0, NULL, RDSD_MS(200)), -ETIMEDOUT);
+	CHECK(!atomic_load(&s->over));
+	at_most(-1);
+	send_text(s, 1, "again");
+	expect_text(s, 1, "again");
+	rdsd_client_close(client);
+	_exit(0);
+}
+
+static void no_descriptors(void)
+{
+	rdsd_socket *killer;
+	int status;
+	pid_t child;
+
+	begin();
+	killer = bound(9);
+	child = fork();
+	CHECK(child >= 0);
+	if (!child)
+		without_room();
+	expect_text(killer, 1, "kill");
+	fake_kill(f);
+	CHECK(waitpid(child, &status, 0) == child);
+	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	end();
+}
+
+/* Without descriptors for a pair that is offered its datagrams go on by the daemon. */
+static void no_descriptors_for_a_pair(void)
+{
+	rdsd_socket *a;
+
+	begin();
+	a = bound(1);
+	fake_lock(f);
+	fake_offer(f, 1);
+	at_most(0);
+	CHECK(rdsdi_pump(a));
+	at_most(-1);
+	fake_unlock(f);
+	send_text(a, 1, "by the daemon");
+	expect_text(a, 1, "by the daemon");
+	CHECK_IS(f->gone, 1);
 	end();
 }
 
@@ -2301,6 +2383,8 @@ int main(int argc, char **argv)
 	static const struct test tests[] = {
 		{"bind errors", bind_errors},
 		{"spoiled headers", spoiled_headers},
+		{"no descriptors", no_descriptors},
+		{"no descriptors for a pair", no_descriptors_for_a_pair},
 		{"binding", binding},
 		{"echo", echo},
 		{"order", order},
