@@ -216,8 +216,8 @@ static void attempt(rdsd_socket *s)
 	c->link = l;
 	c->closed = false;
 	if (l->control < 0) {
-		err = -errno;
-		set_why(s, "a socket to the daemon: %s%s", strerror(-err), "");
+		err = errno == ENFILE ? -EMFILE : -errno;
+		set_why(s, "a socket to the daemon: %s%s", strerror(errno), "");
 		failed(s, err, false);
 		return;
 	}

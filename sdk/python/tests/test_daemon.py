@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import os
+import resource
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,59 @@ async def test_a_receiver_survives_its_daemon(front: Front, restarted: Pair) -> 
     await until(lambda: b.daemon_instance != before)
     await front.do(a.send, b.local_address, b"hello again", timeout=20)
     assert (await recv).payload == b"hello again"
+
+
+@contextlib.contextmanager
+def descriptors(more: int) -> Iterator[None]:
+    """While this process may open so many more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = [os.open(os.devnull, os.O_RDONLY) for _ in range(more + 1)]
+    for fd in free:
+        os.close(fd)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(free), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("front_end", ["rings", "seqpacket"])
+@pytest.mark.parametrize("name", ["sync", "aio"])
+async def test_too_many_open_files(name: str, front_end: rdsd.FrontEnd, restarted: Pair) -> None:
+    near, far = restarted
+    front = Front(name, front_end)
+    require(front_end, near)
+    a, b = await bind(front, near), await bind(front, far)
+    client = front.client(near.target)
+    start = len(os.listdir("/proc/self/fd"))
+    for more in range(2 if front_end == "seqpacket" and name == "sync" else 1):
+        with descriptors(more), pytest.raises(rdsd.TooMany):
+            await front.do(client.bind, (near.address, 0))
+        assert len(os.listdir("/proc/self/fd")) == start
+    with contextlib.ExitStack() as few:
+        near.kill()
+        few.enter_context(descriptors(0))
+        await until(lambda: not a.connected)
+        held = [os.dup(0) for _ in range(freed())]  # what the lost connection had
+        await asyncio.sleep(0.3)
+        assert not a.closed
+        for fd in held:
+            os.close(fd)
+    await asyncio.to_thread(near.start)
+    await front.do(a.send, b.local_address, b"after", timeout=20)
+    assert (await front.do(b.recv, timeout=20)).payload == b"after"
+    await front.close()
+
+
+def freed() -> int:
+    """How many descriptors this process may open."""
+    got: list[int] = []
+    with contextlib.suppress(OSError):
+        while True:
+            got.append(os.dup(0))
+    for fd in got:
+        os.close(fd)
+    return len(got)
 
 
 async def test_a_dead_daemon_hangs_nobody(front: Front, restarted: Pair) -> None:

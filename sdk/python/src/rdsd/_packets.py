@@ -43,6 +43,15 @@ class Absent(DaemonUnavailable):
     """No daemon listens on the control socket."""
 
 
+def unopened(error: OSError) -> RdsError:
+    """Why there is no connection: an error of the daemon, or one of this process, which may have
+    too much open."""
+    if isinstance(error, RdsError):
+        return error
+    number = errno.EMFILE if error.errno == errno.ENFILE else error.errno or errno.EIO
+    return error_from_errno(number, f"a socket to the daemon: {error.strerror}")
+
+
 def new_socket() -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     sock.setblocking(False)

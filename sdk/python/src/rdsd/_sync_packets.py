@@ -60,9 +60,12 @@ class PacketStream:
                 if self._core.error is not None or time.monotonic() > until:
                     raise make(TimedOut, f"the daemon at {self._path} takes no connection")
                 time.sleep(BUSY_PAUSE)
-            self._doorbells = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2)]
+            for _ in range(2):
+                self._doorbells.append(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
         except BaseException:
             self._sock.close()
+            for fd in self._doorbells:
+                os.close(fd)
             raise
 
     def run(self) -> RdsError | None:

@@ -30,7 +30,7 @@ from ._errors import (
 )
 from ._front_end import control_path
 from ._jobs import Mode, SendJob
-from ._packets import Absent
+from ._packets import Absent, unopened
 from ._receiving import writable
 from ._slots import Borrowed, Lease, Slot
 from ._surface import (
@@ -430,8 +430,8 @@ class StreamSocket(Socket):
         """One stream from its opening to its end; why it ended, None when without error."""
         try:
             stream = self._connect()
-        except RdsError as error:
-            return error
+        except OSError as error:
+            return unopened(error)
         with self._lock:
             self._stream = stream
             self._front_end = stream.front_end
