@@ -166,9 +166,11 @@ static int bind_port(rdsd_socket *s, int64_t deadline)
 	o.label = s->label;
 	o.flags = s->flags & ~RDSD_OUTCOMES;
 	o.spin = s->spin;
-	o.timeout = deadline == INT64_MAX ? BIND_TIMEOUT : deadline - rdsdi_now();
+	o.timeout = deadline - rdsdi_now();
 	if (o.timeout <= 0)
 		o.timeout = 1;
+	if (o.timeout > rdsdi_attempt_timeout) /* then it looks whether the socket is still there */
+		o.timeout = rdsdi_attempt_timeout;
 	err = rdsdi_bind(s->client, &local, &o, true, &p->sock);
 	if (err) {
 		free(p);
@@ -202,14 +204,14 @@ static int wait_changed(struct rdsdi_requests *r, int64_t until)
 static bool retry(const rdsd_socket *s, int err, bool used)
 {
 	switch (err) {
-	case -ESHUTDOWN:
-	case -ECONNRESET:
-		return !(s->flags & RDSD_NO_RECONNECT);
+	case -ETIMEDOUT: /* of the attempt, not of the caller */
+		return true;
 	case -EMFILE:
 	case -ENOMEM:
+	case -EADDRINUSE:
 		return used;
 	}
-	return false;
+	return rdsdi_worth_retry(err) && !(s->flags & RDSD_NO_RECONNECT);
 }
 
 /* acquire finds or binds a port for a request: 0 or why there is none. */

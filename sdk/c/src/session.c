@@ -110,8 +110,10 @@ int rdsdi_away(rdsd_socket *s)
 	return say_why(s, -ESHUTDOWN, "not connected to the daemon: ");
 }
 
-/* worth_retry: the daemon is away, or still has the old socket, or has not got what it needs yet. */
-static bool worth_retry(int err)
+int64_t rdsdi_attempt_timeout = BIND_TIMEOUT;
+
+/* The daemon is away, or still has the old socket, or has not got what it needs yet. */
+bool rdsdi_worth_retry(int err)
 {
 	switch (-err) {
 	case ESHUTDOWN:
@@ -170,7 +172,7 @@ static void failed(rdsd_socket *s, int err, bool busy)
 	struct rdsdi_ctl *c = &s->ctl;
 
 	drop_link(s);
-	if (!busy && (c->first || !worth_retry(err))) {
+	if (!busy && (c->first || !rdsdi_worth_retry(err))) {
 		finish(s, err);
 		return;
 	}
@@ -231,7 +233,7 @@ static void attempt(rdsd_socket *s)
 		return;
 	}
 	say(l, message, rdsdi_pb_bind(message, &b));
-	atomic_store(&c->due, rdsdi_now() + BIND_TIMEOUT);
+	atomic_store(&c->due, c->first ? INT64_MAX : rdsdi_now() + rdsdi_attempt_timeout);
 	atomic_store(&s->state, SESSION_CONNECTING);
 	rdsdi_sleep_watch(s, l, true);
 }

@@ -1504,6 +1504,50 @@ static void many_requests(void)
 
 /* Event loops */
 
+static void *bind_patiently(void *sock)
+{
+	*(rdsd_socket **)sock = bound_with(3, (rdsd_bind_options){.timeout = RDSD_SEC(30)});
+	return NULL;
+}
+
+static void *request_patiently(void *sock)
+{
+	rdsd_addr to = at(2);
+
+	return (void *)(intptr_t)rdsd_request(sock, &to, "?", 1, NULL, 0, RDSD_FOREVER);
+}
+
+/* bind and request wait as long as their callers say, and not as long as an attempt to bind again may take. */
+static void patience(void)
+{
+	rdsd_socket *a, *b, *s;
+	pthread_t binds, asks;
+	rdsd_addr from;
+	void *result;
+
+	begin();
+	rdsdi_attempt_timeout = RDSD_MS(30);
+	a = bound(1);
+	b = bound(2);
+	fake_lock(f);
+	CHECK(!pthread_create(&binds, NULL, bind_patiently, &s));
+	CHECK(!pthread_create(&asks, NULL, request_patiently, a));
+	nap(150);
+	fake_unlock(f);
+	pthread_join(binds, NULL);
+	CHECK_IS(rdsd_recv(b, NULL, 0, &from, RDSD_SEC(20)), 1);
+	reply(b, &from, '!');
+	pthread_join(asks, &result);
+	CHECK_IS((intptr_t)result, 1);
+	/* What may be there later is waited for, what is refused is not. */
+	fake_kill(f);
+	f->refuse = EADDRNOTAVAIL;
+	CHECK_IS(rdsd_request(a, &from, "?", 1, NULL, 0, RDSD_MS(100)), -ETIMEDOUT);
+	rdsd_close(s);
+	rdsdi_attempt_timeout = BIND_TIMEOUT;
+	end();
+}
+
 /* A reply port is closed without waiting for the daemon: a request that gives up does it. */
 static void ports_of_a_still_daemon(void)
 {
@@ -2413,6 +2457,7 @@ int main(int argc, char **argv)
 		{"late replies", late_replies},
 		{"taken port", taken_port},
 		{"many requests", many_requests},
+		{"patience", patience},
 		{"ports of a still daemon", ports_of_a_still_daemon},
 		{"event loop", event_loop},
 		{"loop and threads", loop_and_threads},

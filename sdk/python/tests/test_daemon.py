@@ -206,6 +206,33 @@ async def test_a_frozen_daemon_hangs_nobody(front: Front, daemons: Pair) -> None
         near.thaw()
 
 
+async def test_bind_and_request_are_as_patient_as_the_caller(
+    front: Front, daemons: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit in ("_core.BIND_ANSWER", "_sync.BIND_TIMEOUT", "aio.BIND_TIMEOUT"):
+        monkeypatch.setattr(f"rdsd.{limit}", 0.1)
+    monkeypatch.setattr("rdsd._requests.BIND_TIMEOUT", 0.1)
+    near, far = daemons
+    a, b = await bind(front, near), await bind(front, far)
+    near.freeze()
+    try:
+        late = front.client(near.target)
+        binds = asyncio.create_task(front.do(late.bind, (near.address, 0), timeout=20))
+        asks = asyncio.create_task(front.do(a.request, b.local_address, b"?", None))
+        closed = front.client(near.target)
+        never = asyncio.create_task(front.do(closed.bind, (near.address, 0), timeout=None))
+        await asyncio.sleep(0.6)
+        assert not binds.done()
+        await asyncio.wait_for(front.do(closed.close), 10)
+        with pytest.raises(rdsd.Closed):
+            await asyncio.wait_for(never, 10)
+    finally:
+        near.thaw()
+    assert (await asyncio.wait_for(binds, 20)).connected
+    await front.do(b.reply, await front.do(b.recv, timeout=20), b"!", timeout=20)
+    assert (await asyncio.wait_for(asks, 20)).payload == b"!"
+
+
 async def test_a_stream_of_batches_arrives_whole(front: Front, daemons: Pair) -> None:
     a, b = [await bind(front, d) for d in daemons]
     count, part = 20_000, 2000

@@ -466,8 +466,7 @@ async def test_a_daemon_that_comes_back_mute_is_tried_again(
     front: Front, fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = await pair(front, fake)
-    for module in ("_sync_grpc", "_aio_grpc", "_sync_packets", "_aio_packets"):
-        monkeypatch.setattr(f"rdsd.{module}.BIND_ANSWER", 0.1)
+    monkeypatch.setattr("rdsd._core.BIND_ANSWER", 0.1)
     fake.silent.add("bind")
     await asyncio.to_thread(fake.restart)
     await asyncio.to_thread(fake.wait_received, "bind", 6)  # two at first, two tries of each

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from ._core import BIND_ANSWER, SocketCore, State
+from ._core import SocketCore, State
 from ._errors import DaemonUnavailable, ProtocolError, RdsError, TimedOut, TransportFailed, make
 from ._grpc import from_grpc
 from .v1 import rdsd_pb2 as pb
@@ -61,7 +61,7 @@ class GrpcStream:
         try:
             call = self._stub.Open()
             writer = asyncio.create_task(self._write(call), name="rdsd-write")
-            message = await asyncio.wait_for(call.read(), BIND_ANSWER)
+            message = await asyncio.wait_for(call.read(), self._core.answer_by(0.0))
             while isinstance(message, pb.ServerMessage):  # else EOF
                 self._core.receive(message)
                 if self._core.has_output:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 
-from ._core import BIND_ANSWER, SocketCore, State
+from ._core import SocketCore, State
 from ._errors import ProtocolError, RdsError, TimedOut, make
 from ._packets import BURST, BUSY_PAUSE, PacketPipe, lost, new_socket, try_connect
 
@@ -31,7 +32,7 @@ class PacketStream:
     async def connect(self) -> None:
         """Connects; Absent when no daemon listens there."""
         try:
-            until = time.monotonic() + BIND_ANSWER
+            until = self._core.answer_by(time.monotonic()) or math.inf
             while not try_connect(self._sock, self._path):
                 if self._core.error is not None or time.monotonic() > until:
                     raise make(TimedOut, f"the daemon at {self._path} takes no connection")
@@ -43,12 +44,14 @@ class PacketStream:
     async def run(self) -> RdsError | None:
         fd = self._sock.fileno()
         self._loop.add_reader(fd, self._readable)
-        watchdog = self._loop.call_later(BIND_ANSWER, self._still_binding)
+        until = self._core.answer_by(self._loop.time())
+        watchdog = None if until is None else self._loop.call_at(until, self._still_binding)
         try:
             self._write()
             return await self._over
         finally:
-            watchdog.cancel()
+            if watchdog is not None:
+                watchdog.cancel()
             self._end(None)
             self._loop.remove_reader(fd)
             self._loop.remove_writer(fd)

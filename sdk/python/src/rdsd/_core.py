@@ -64,12 +64,12 @@ ANSWER_GRACE = 1.0
 BACKOFF_FIRST = 0.05  # seconds
 BACKOFF_LIMIT = 2.0
 
-#: A daemon that takes the stream and does not answer the Bind is tried anew, seconds.
+#: A daemon that takes the stream again and does not answer the Bind is tried anew, seconds.
 BIND_ANSWER = 10.0
 
 # What ends a stream without meaning that this socket can never come back. A port may look taken
 # while the daemon still closes this socket's last life, and one that somebody else has comes free.
-_TRANSIENT = (
+TRANSIENT = (
     AddressInUse,
     AddressNotAvailable,
     Cancelled,
@@ -143,6 +143,10 @@ class SocketCore:
         self._next_id = 1
         self._asking: deque[Query] = deque()
         self._asked: dict[int, Query] = {}
+
+    def answer_by(self, now: float) -> float | None:
+        """When a stream is given up that is not bound by then. Who binds waits himself."""
+        return now + BIND_ANSWER if self.bound.done else None
 
     # -- the stream ----------------------------------------------------------
 
@@ -404,7 +408,7 @@ class SocketCore:
             return False
         if told:
             return isinstance(cause, DaemonUnavailable)
-        return isinstance(cause, _TRANSIENT)
+        return isinstance(cause, TRANSIENT)
 
     def _close(self, error: RdsError) -> None:
         self.state = State.CLOSED

@@ -25,11 +25,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from ._core import BindOptions
+from ._core import TRANSIENT, BindOptions
 from ._errors import (
     AddressInUse,
     Closed,
-    DaemonUnavailable,
     OutOfBudget,
     RdsError,
     TimedOut,
@@ -103,9 +102,11 @@ class ReplyPorts(Generic[S]):
 
     def may_wait(self, error: RdsError, options: BindOptions) -> bool:
         """Whether a port that could not be bound may be had later."""
-        if isinstance(error, DaemonUnavailable):
-            return options.reconnect
-        return isinstance(error, TooMany | OutOfBudget) and bool(self.ports)
+        if isinstance(error, TimedOut):  # of the attempt, not of the caller
+            return True
+        if isinstance(error, TooMany | OutOfBudget | AddressInUse):
+            return bool(self.ports)
+        return options.reconnect and isinstance(error, TRANSIENT)
 
 
 def port_options(options: BindOptions, local: Address) -> BindOptions:
@@ -179,7 +180,9 @@ class Requests:
         sock = error = None
         self._changed.release()
         try:
-            sock = self._bind(self._options, BIND_TIMEOUT if left is None else left)
+            sock = self._bind(
+                self._options, BIND_TIMEOUT if left is None else min(left, BIND_TIMEOUT)
+            )
         except RdsError as caught:
             error = caught
         finally:
@@ -256,7 +259,9 @@ class AioRequests:
     async def _add(self, left: float | None) -> RdsError | None:
         """Binds a port; why there is none."""
         try:
-            sock = await self._bind(self._options, BIND_TIMEOUT if left is None else left)
+            sock = await self._bind(
+                self._options, BIND_TIMEOUT if left is None else min(left, BIND_TIMEOUT)
+            )
         except RdsError as error:
             return error
         finally:

@@ -14,7 +14,7 @@ from types import TracebackType
 import grpc
 
 from ._core import BindOptions
-from ._errors import Closed, RdsError, make
+from ._errors import Closed, RdsError, TimedOut, make
 from ._front_end import FrontEnd, choose
 from ._grpc import CHANNEL_OPTIONS
 from ._requests import Requests, port_options
@@ -129,21 +129,32 @@ class Client:
 
     def _bind(self, options: BindOptions, limit: float | None) -> Socket:
         until = None if limit is None else time.monotonic() + limit
-        if "rings" in self._ways:
+        while "rings" in self._ways:
             from ._ring import WITHOUT_RINGS
             from ._sync_rings import RingSocket
 
-            try:
-                return RingSocket(self._target, options, limit)
+            left = BIND_TIMEOUT if until is None else until - time.monotonic()
+            try:  # in pieces: close ends no bind of the extension
+                return RingSocket(self._target, options, max(0.0, min(left, BIND_TIMEOUT)))
+            except TimedOut:
+                if self._closed or (until is not None and time.monotonic() >= until):
+                    raise
             except RdsError as error:
                 if len(self._ways) == 1 or error.errno not in WITHOUT_RINGS:
                     raise
+                break
         sock = StreamSocket(self._channel, self._ways, options, self._target)
         try:
+            with self._lock:  # for close
+                self._check()
+                self._sockets.add(sock)
             sock._await_bound(None if until is None else max(0.0, until - time.monotonic()))
         except BaseException:
             sock.close()
             raise
+        finally:
+            with self._lock:
+                self._sockets.discard(sock)
         return sock
 
     def close(self) -> None:

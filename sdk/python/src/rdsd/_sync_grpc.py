@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from ._calls import Call
-from ._core import BIND_ANSWER, SocketCore
+from ._core import SocketCore
 from ._errors import DaemonUnavailable, ProtocolError, RdsError, make
 from ._grpc import from_grpc
 from .v1 import rdsd_pb2 as pb
@@ -43,11 +43,13 @@ class GrpcStream:
     # -- as Stream has it ------------------------------------------------------
 
     def run(self) -> RdsError | None:
-        watchdog = threading.Timer(BIND_ANSWER, self.cancel)
+        limit = self._core.answer_by(0.0)
+        watchdog = threading.Timer(limit or 0.0, self.cancel)
         watchdog.daemon = True
         try:
             self._call = self._stub.Open(self)
-            watchdog.start()
+            if limit is not None:
+                watchdog.start()
             for message in self._call:
                 watchdog.cancel()
                 with self._changed:

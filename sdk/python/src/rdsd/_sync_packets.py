@@ -10,6 +10,7 @@ under the socket's lock.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import threading
@@ -17,7 +18,7 @@ import time
 from typing import Any
 
 from ._calls import Call
-from ._core import BIND_ANSWER, SocketCore, State
+from ._core import SocketCore, State
 from ._errors import ProtocolError, RdsError, TimedOut, make
 from ._packets import BURST, BUSY_PAUSE, PacketPipe, lost, new_socket, try_connect
 
@@ -55,7 +56,7 @@ class PacketStream:
     def connect(self) -> None:
         """Connects; Absent when no daemon listens there. In the socket's thread."""
         try:
-            until = time.monotonic() + BIND_ANSWER
+            until = self._core.answer_by(time.monotonic()) or math.inf
             while not try_connect(self._sock, self._path):
                 if self._core.error is not None or time.monotonic() > until:
                     raise make(TimedOut, f"the daemon at {self._path} takes no connection")
@@ -70,7 +71,7 @@ class PacketStream:
 
     def run(self) -> RdsError | None:
         poll = self._poller(self._doorbells[1])
-        until = time.monotonic() + BIND_ANSWER
+        until = self._core.answer_by(time.monotonic())
         try:
             with self._changed:
                 self._poll = self._poller(self._doorbells[0])
@@ -84,7 +85,7 @@ class PacketStream:
                         return self._error
                     blocked = self._pipe.blocked
                     binding = self._core.state is State.BINDING
-                if binding and time.monotonic() > until:
+                if binding and until is not None and time.monotonic() > until:
                     return make(TimedOut, f"the daemon at {self._path} did not answer")
                 self._await(poll, self._doorbells[1], blocked, until if binding else None)
                 with self._changed:

@@ -21,7 +21,7 @@ from ._aio_socket import CongestionWatch, Socket
 from ._aio_stream import StreamSocket
 from ._aio_volumes import Volumes, VolumeWatch
 from ._core import BindOptions
-from ._errors import Closed, RdsError, make
+from ._errors import Closed, RdsError, TimedOut, make
 from ._front_end import FrontEnd, choose
 from ._grpc import CHANNEL_OPTIONS
 from ._requests import AioRequests, port_options
@@ -118,23 +118,31 @@ class Client:
 
     async def _bind(self, options: BindOptions, limit: float | None) -> Socket:
         until = None if limit is None else time.monotonic() + limit
-        if "rings" in self._ways:
+        while "rings" in self._ways:
             from ._aio_rings import RingSocket
             from ._ring import WITHOUT_RINGS
 
             ring = RingSocket(self._target, options)
-            try:
-                await ring.open(limit)
+            left = BIND_TIMEOUT if until is None else until - time.monotonic()
+            try:  # in pieces: close ends no bind of the extension
+                await ring.open(max(0.0, min(left, BIND_TIMEOUT)))
                 return ring
+            except TimedOut:
+                if self._closed or (until is not None and time.monotonic() >= until):
+                    raise
             except RdsError as error:
                 if len(self._ways) == 1 or error.errno not in WITHOUT_RINGS:
                     raise
+                break
         sock = StreamSocket(self._open_channel(), self._ways, options, self._target)
         try:
+            self._sockets.add(sock)  # for close
             await sock._await_bound(None if until is None else max(0.0, until - time.monotonic()))
         except BaseException:
             await sock.close()
             raise
+        finally:
+            self._sockets.discard(sock)
         return sock
 
     async def close(self) -> None:
