@@ -155,7 +155,8 @@ func (s *Socket) endLocked(err error) bool {
 	case s.ctx.Err() != nil:
 		s.finishLocked(rdserr.ErrClosed)
 		return true
-	case !worthRetry(err):
+	// A reply port whose number somebody else was given meanwhile: requests leave from another one.
+	case !worthRetry(err), s.cfg.replies && errors.Is(err, rdserr.ErrAddrInUse):
 		s.finishLocked(err)
 		return true
 	case !s.cfg.reconnect:

@@ -254,10 +254,11 @@ func isLimit(err error) bool {
 	return errors.Is(err, rdserr.ErrTooMany) || errors.Is(err, rdserr.ErrNoMemory) || errors.Is(err, rdserr.ErrAddrInUse)
 }
 
-// isLost reports whether the socket is over, as an administrator may have closed it, or somebody
-// else has its port: after a restart of the daemon one that asks for any may get it first.
+// isLost reports whether the socket is over, as an administrator may have closed it. A reply port
+// is also when somebody else has its number: after a restart of the daemon one that asks for any
+// may get it first.
 func (s *Socket) isLost() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.over != nil || s.link == nil && errors.Is(s.down, rdserr.ErrAddrInUse)
+	return s.over != nil
 }

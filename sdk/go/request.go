@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"github.com/rdsd/rdsd/rdserr"
 )
 
 // cancelGrace is how long Request waits, after its own deadline, for the daemon
@@ -34,14 +36,20 @@ func (s *Socket) Request(ctx context.Context, dst netip.AddrPort, p []byte) (Dat
 	if ctx.Err() != nil {
 		return Datagram{}, s.opErr("request", dst, ctxError(ctx, nil))
 	}
-	port, err := s.requests.acquire(ctx, s, dst)
-	if err != nil {
-		return Datagram{}, s.opErr("request", dst, bareError(err))
-	}
-	d, late, err := port.sock.exchange(ctx, dst, p)
-	s.requests.release(port, dst, late)
-	if err == nil {
-		return d, nil
+	var err error
+	for lost := true; lost; {
+		var port *replyPort
+		if port, err = s.requests.acquire(ctx, s, dst); err != nil {
+			return Datagram{}, s.opErr("request", dst, bareError(err))
+		}
+		var d Datagram
+		var late bool
+		d, late, err = port.sock.exchange(ctx, dst, p)
+		s.requests.release(port, dst, late)
+		if err == nil {
+			return d, nil
+		}
+		lost = !late && errors.Is(err, rdserr.ErrAddrInUse) // and this has not left: it leaves from another one
 	}
 	s.mu.Lock()
 	over := s.over
@@ -67,6 +75,8 @@ func bareError(err error) error {
 	return err
 }
 
+var errPortLost = rdserr.With(rdserr.ErrShutdown, "the daemon was restarted, and somebody else has the port the reply was to come to")
+
 // exchange sends p and waits for the answer. late says that it has not come and may still
 // come. It is for reply ports, where only the answer to this request can come from dst.
 func (s *Socket) exchange(ctx context.Context, dst netip.AddrPort, p []byte) (d Datagram, late bool, err error) {
@@ -83,6 +93,9 @@ func (s *Socket) exchange(ctx context.Context, dst netip.AddrPort, p []byte) (d 
 	case d := <-w.reply: // perhaps at the last moment
 		return d, false, nil
 	case <-w.failed:
+		if errors.Is(w.err, rdserr.ErrAddrInUse) {
+			return Datagram{}, true, errPortLost
+		}
 		return Datagram{}, true, w.err
 	default:
 	}

@@ -106,13 +106,18 @@ func TestReplyPortTaken(t *testing.T) {
 	st.push(dgram("re: 1"))
 	wantAnswer(t, first, "re: 1")
 	lost := s.requests.list[0].sock
+	left := ask(ctx, s, otherAddr, "left")
+	st.sendResult(st.nextSend())
 	st.finish(rdserr.ErrShutdown)
+	eventually(t, "the port is away", func() bool { lost.mu.Lock(); defer lost.mu.Unlock(); return lost.link == nil })
+	second := ask(ctx, s, peerAddr, "2") // waits for it
+	eventually(t, "it is on the port", func() bool { return fmt.Sprint(ports(s)) == "[2]" })
 	for !lost.isLost() {
 		again, _ := d.accept()
 		again.finish(rdserr.ErrAddrInUse)
-		time.Sleep(time.Millisecond) // it hears of that, or asks again
+		time.Sleep(time.Millisecond) // it hears of that
 	}
-	second := ask(ctx, s, peerAddr, "2")
+	wantErr(t, (<-left).err, rdserr.ErrShutdown)
 	for {
 		var bind *rdsdv1.Bind
 		if st, bind = d.accept(); bind.GetLocal().GetPort() == 0 {

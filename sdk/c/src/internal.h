@@ -390,7 +390,6 @@ struct rdsd_socket {
 
 	_Atomic int state;        /* SESSION_... */
 	_Atomic int over;         /* why nothing will work any more: a negative errno */
-	_Atomic bool taken;       /* somebody else was given its port while the daemon was away */
 	_Atomic int fault;        /* the daemon broke the layout: a negative errno */
 	_Atomic int64_t checked;  /* when the control socket was last looked at */
 	pthread_mutex_t why_mu;

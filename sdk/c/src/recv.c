@@ -589,9 +589,11 @@ int64_t rdsdi_request_end(struct rdsdi_request *q, int64_t result, rdsd_msg *rep
 		*reply = q->w.msg;
 		return 0;
 	}
+	q->late = q->sent;
+	if (q->sent && result == -EADDRINUSE)
+		return rdsdi_fail(-ESHUTDOWN, "the daemon was restarted, and somebody else has the port the reply was to come to");
 	memcpy(text, "", 1);
 	strncat(text, rdsd_errmsg(), sizeof text - 1);
-	q->late = q->sent;
 	if (q->sent && result != -EBADF && !rdsd_cancel_sent_to(s, &q->w.from, &c, CANCEL_GRACE))
 		q->late = !c.cancelled || c.in_flight;
 	return rdsdi_fail((int)result, "%s", text);

@@ -76,10 +76,10 @@ static bool asks(const struct rdsdi_port *p, const rdsd_addr *to)
 	return false;
 }
 
-/* lost: no request can leave from the port. A new daemon may have given its number to who asked for any. */
+/* lost: no request can leave from the port. A new daemon may have given its number to who asked for any (-EADDRINUSE). */
 static bool lost(const struct rdsdi_port *p)
 {
-	return atomic_load(&p->sock->over) || atomic_load(&p->sock->taken);
+	return atomic_load(&p->sock->over);
 }
 
 /* pick puts a request on a port that has none to this destination; with mu held. */
@@ -288,19 +288,21 @@ ssize_t rdsd_request(rdsd_socket *s, const rdsd_addr *to, const void *data, size
 	if (result)
 		return rdsdi_errno((int)result);
 	deadline = rdsdi_deadline(timeout);
-	result = acquire(s, &plain, timeout, deadline, &port);
-	if (result)
-		return result;
-	rdsdi_request_begin(&q, port->sock, &plain);
-	result = rdsd_send(port->sock, &plain, data, len, NULL, left(timeout, deadline));
-	if (!result)
-		result = rdsdi_request_wait(&q, left(timeout, deadline));
-	result = rdsdi_request_end(&q, result, &reply);
-	if (!result) {
-		result = (int64_t)rdsdi_copy_out(&reply, buf, size, NULL);
-		rdsdi_lease_drop(reply.lease, 1);
-	}
-	release(&s->requests, port, &plain, q.late);
+	do { /* -EADDRINUSE: the port is lost, and this has not left; it leaves from another one */
+		result = acquire(s, &plain, timeout, deadline, &port);
+		if (result)
+			return result;
+		rdsdi_request_begin(&q, port->sock, &plain);
+		result = rdsd_send(port->sock, &plain, data, len, NULL, left(timeout, deadline));
+		if (!result)
+			result = rdsdi_request_wait(&q, left(timeout, deadline));
+		result = rdsdi_request_end(&q, result, &reply);
+		if (!result) {
+			result = (int64_t)rdsdi_copy_out(&reply, buf, size, NULL);
+			rdsdi_lease_drop(reply.lease, 1);
+		}
+		release(&s->requests, port, &plain, q.late);
+	} while (result == -EADDRINUSE);
 	return result;
 }
 

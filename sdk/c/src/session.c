@@ -172,11 +172,11 @@ static void failed(rdsd_socket *s, int err, bool busy)
 	struct rdsdi_ctl *c = &s->ctl;
 
 	drop_link(s);
-	if (!busy && (c->first || !rdsdi_worth_retry(err))) {
+	/* A reply port whose number somebody else was given meanwhile: requests leave from another one. */
+	if (!busy && (c->first || !rdsdi_worth_retry(err) || (s->replies && err == -EADDRINUSE))) {
 		finish(s, err);
 		return;
 	}
-	atomic_store(&s->taken, err == -EADDRINUSE);
 	atomic_store(&c->due, rdsdi_now() + (busy ? RDSD_MS(1) : pause_after(c->attempt)));
 	if (!busy && c->attempt < 30)
 		c->attempt++;
@@ -313,7 +313,6 @@ static int bound(rdsd_socket *s)
 		pthread_mutex_unlock(&s->tx.mu);
 	}
 	c->first = false;
-	atomic_store(&s->taken, false);
 	atomic_store(&s->state, SESSION_UP);
 	if (c->monitor_due)
 		rdsdi_monitor(s);

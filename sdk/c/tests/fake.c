@@ -603,7 +603,7 @@ static void bind_socket(struct fake *f, struct fake_socket *s, const uint8_t *p,
 	}
 	if (s->local.port == 0)
 		s->local.port = f->next_port++;
-	if (fake_at(f, s->local.port)) {
+	if (fake_at(f, s->local.port) || s->local.port == f->taken) {
 		closing(s, EADDRINUSE, "another socket owns this address and port");
 		end_socket(s);
 		return;

@@ -73,6 +73,7 @@ struct fake {
 	_Atomic bool unwatched;     /* tells of no congestion: the Monitor is still on its way */
 	_Atomic bool mute;          /* accepts connections and says nothing */
 	_Atomic int refuse;         /* errno that Bind is answered with */
+	_Atomic int taken;          /* a port that somebody else has */
 	_Atomic bool grants;        /* a region, before that */
 	_Atomic bool no_rings;      /* Bound without rings */
 	_Atomic bool no_mixed;      /* knows no mixed trains, as older daemons */

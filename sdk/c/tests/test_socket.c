@@ -1423,31 +1423,57 @@ static void late_replies(void)
 	end();
 }
 
+static void *ask_silent(void *sock)
+{
+	rdsd_addr to = at(4);
+	int64_t result = rdsd_request(sock, &to, "?", 1, NULL, 0, RDSD_FOREVER);
+
+	CHECK(strstr(rdsd_errmsg(), "somebody else has the port"));
+	return (void *)(intptr_t)result;
+}
+
 /* A reply port whose number somebody else has after a restart is let go of: the next request has another one. */
 static void taken_port(void)
 {
-	rdsd_addr to = at(2);
+	rdsd_socket *a, *silent;
+	pthread_t t, left, waits;
 	struct question q;
-	rdsd_socket *a;
-	pthread_t t;
-	char c;
+	rdsd_addr from;
+	void *result;
 
 	begin();
 	a = bound(1);
+	silent = bound(4);
 	requester = bound(2);
 	CHECK(!pthread_create(&t, NULL, answer, requester));
 	q = (struct question){.s = a, .ask = 'a'};
 	put_question(&q);
 	CHECK_IS(q.result, 1);
 	CHECK_IS(ports(a), 1);
-	f->refuse = EADDRINUSE;
+	/* One that has left ends when the port is lost, one that waits to leave does so from another port. */
+	CHECK(!pthread_create(&left, NULL, ask_silent, a));
+	CHECK_IS(rdsd_recv(silent, NULL, 0, &from, RDSD_SEC(20)), 1);
+	CHECK_IS(ports(a), 1);
+	f->taken = from.port;
+	f->mute = true;
+	rdsdi_attempt_timeout = RDSD_MS(30);
 	fake_kill(f);
-	for (int64_t time = RDSD_MS(50); ports(a) && time < RDSD_SEC(20); time *= 2)
-		CHECK_IS(rdsd_request(a, &to, "b", 1, &c, 1, time), -ETIMEDOUT);
-	CHECK_IS(ports(a), 0);
-	f->refuse = 0;
+	nap(100);
+	q.ask = 'b';
+	CHECK(!pthread_create(&waits, NULL, put_question, &q));
+	nap(100);
+	hold(true, false); /* until there is somebody to answer */
+	f->mute = false;
 	for (time_t until = time(NULL) + 30; time(NULL) < until && !fake_bound(f, 2);)
 		usleep(1000);
+	hold(false, false);
+	pthread_join(left, &result);
+	CHECK_IS((intptr_t)result, -ESHUTDOWN);
+	pthread_join(waits, NULL);
+	CHECK_IS(q.result, 1);
+	CHECK(q.got == 'b');
+	CHECK_IS(ports(a), 1);
+	rdsdi_attempt_timeout = BIND_TIMEOUT;
 	q.ask = 'c';
 	put_question(&q);
 	CHECK_IS(q.result, 1);

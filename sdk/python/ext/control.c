@@ -166,8 +166,6 @@ static PyObject *next_congestion(PyObject *self, PyObject *args)
 	return Py_BuildValue("NNK", addr, PyBool_FromLong(e.congested), (unsigned long long)e.freed);
 }
 
-enum { LOOK = 200000000 }; /* ns: how often what has not left looks whether its reply port is lost */
-
 /*
  * await_reply sends and waits within a timeout; 0, a negative errno, or 1 with an exception set.
  * -EADDRINUSE: nothing has left, and somebody else has the port.
@@ -183,13 +181,9 @@ static int64_t await_reply(Handle *h, struct rdsdi_request *q, const rdsd_addr *
 	do {
 		PyThreadState *t = part_begin(&jam, false);
 
-		result = rdsd_send(h->sock, to, p->data, p->len, NULL, w.slice < 0 || w.slice > LOOK ? LOOK : w.slice);
+		result = rdsd_send(h->sock, to, p->data, p->len, NULL, w.slice);
 		part_end(t);
 		again = wait_again(&w, result);
-		if (again > 0 && atomic_load(&h->sock->taken)) {
-			result = rdsdi_errno(-EADDRINUSE);
-			again = 0;
-		}
 	} while (again > 0);
 	rdsdi_jam_end(&jam, &h->sock->tx);
 	wait_rest(&w); /* sending may have taken most of it */
@@ -240,7 +234,7 @@ static PyObject *request(PyObject *self, PyObject *args)
 	return reply;
 }
 
-/* (local address, instance of the daemon, connected, why it is over, somebody else has its port) */
+/* (local address, instance of the daemon, connected, why it is over) */
 static PyObject *info(PyObject *self, PyObject *unused)
 {
 	Handle *h = (Handle *)self;
@@ -250,7 +244,7 @@ static PyObject *info(PyObject *self, PyObject *unused)
 
 	(void)unused;
 	if (!h->sock) /* not bound yet */
-		return Py_BuildValue("OiOiO", Py_None, 0, Py_False, 0, Py_False);
+		return Py_BuildValue("OiOi", Py_None, 0, Py_False, 0);
 	over = h->process == rdsdi_process ? atomic_load(&h->sock->over) : -EBADF;
 	Py_BEGIN_ALLOW_THREADS
 	rdsd_get_info(h->sock, &i);
@@ -258,8 +252,7 @@ static PyObject *info(PyObject *self, PyObject *unused)
 	local = new_address(&i.local);
 	if (!local)
 		return NULL;
-	return Py_BuildValue("NKNiN", local, (unsigned long long)i.daemon_instance, PyBool_FromLong(i.connected), -over,
-			     PyBool_FromLong(atomic_load(&h->sock->taken)));
+	return Py_BuildValue("NKNi", local, (unsigned long long)i.daemon_instance, PyBool_FromLong(i.connected), -over);
 }
 
 /* Looks after the connection; whoever binds again without being called needs it. */
@@ -318,7 +311,7 @@ PyMethodDef control_methods[] = {
 	{"_watch", watch, METH_VARARGS, "Turns congestion events on or off."},
 	{"_next_congestion", next_congestion, METH_VARARGS, "The next congestion event."},
 	{"_request", request, METH_VARARGS, "Sends, and waits for the next datagram from there."},
-	{"_info", info, METH_NOARGS, "(local address, daemon instance, connected, errno of its end, port lost)"},
+	{"_info", info, METH_NOARGS, "(local address, daemon instance, connected, errno of its end)"},
 	{"_tend", tend, METH_NOARGS, "Binds again when that is due."},
 	{"_fd", descriptor, METH_NOARGS, "A descriptor for an event loop."},
 	{"_arm", arm, METH_O, "Before a loop sleeps."},

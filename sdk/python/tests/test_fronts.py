@@ -200,13 +200,20 @@ async def test_a_request_leaves_from_no_port_that_is_lost(
     fake.sockets[host, 9] = Answering()
     assert await front.do(a.request, (HOST, 9), b"?", 30) == ((HOST, 9), b"re")
     port = a._requests._ports.ports[0].sock
+    fake.sockets[host, 8] = FakeSocket()  # answers nothing
+    sent = len(fake.received["send"])
+    left = asyncio.create_task(front.do(a.request, (HOST, 8), b"?", None))
+    await asyncio.to_thread(fake.wait_received, "send", sent + 1)
+    await asyncio.sleep(0.1)  # and has the answer to that
     await asyncio.to_thread(fake.stop)
     await wait_until(lambda: not port.connected)
     fake.sockets[host, 9] = Answering()
     fake.sockets[host, port.local_address.port] = FakeSocket()  # somebody else is given it first
     asking = [] if not early else [asyncio.create_task(front.do(a.request, (HOST, 9), b"?", 30))]
     fake.start()
-    await wait_until(lambda: port._port_lost)
+    await wait_until(lambda: port.closed)
+    with pytest.raises(rdsd.DaemonUnavailable, match="somebody else has the port"):
+        await asyncio.wait_for(left, 10)
     answer = await (asking[0] if early else front.do(a.request, (HOST, 9), b"?", 30))
     assert answer == ((HOST, 9), b"re")
     await wait_until(lambda: port.closed)

@@ -39,7 +39,7 @@ from ._errors import (
 from ._receiving import Inbox, writable
 from ._ring import Ring, RingRoom, lease
 from ._slots import AsyncSlot, Lease
-from ._surface import TRY_TIMEOUT, check_limit, check_slot, outgoing, run
+from ._surface import PORT_LOST, TRY_TIMEOUT, check_limit, check_slot, outgoing, run
 from ._target import Timeout, seconds
 from ._threads import in_thread
 from ._types import (
@@ -110,10 +110,6 @@ class RingSocket(Socket):
     @property
     def closed(self) -> bool:
         return self._closed or self._ring._info()[3] != 0
-
-    @property
-    def _port_lost(self) -> bool:
-        return self.closed or self._ring._info()[4]
 
     # -- sending ---------------------------------------------------------------
 
@@ -255,6 +251,8 @@ class RingSocket(Socket):
         except BaseException as error:
             if isinstance(error, TimedOut) and reply.done and reply.error is None:
                 return reply.result()  # it came at the last moment
+            if sent and isinstance(error, AddressInUse):
+                raise make(DaemonUnavailable, PORT_LOST) from None
             if sent:
                 await self._take_back(where, wait=isinstance(error, RdsError))
             raise
@@ -307,8 +305,6 @@ class RingSocket(Socket):
             except (WouldBlock, DaemonUnavailable) as error:
                 if self.closed:
                     raise
-                if self._options.replies and self._port_lost:
-                    raise make(AddressInUse) from None
                 await self._wait_for_room([error], deadline)
             except Congested as error:
                 if not looked:  # so that only what comes now ends the wait

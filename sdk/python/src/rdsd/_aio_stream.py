@@ -16,6 +16,7 @@ from ._aio_socket import CongestionWatch, Socket
 from ._calls import Ahead, Call, EventQueue, Readiness
 from ._core import ANSWER_GRACE, BindOptions, Query, SocketCore, State
 from ._errors import (
+    AddressInUse,
     BatchError,
     Closed,
     DaemonUnavailable,
@@ -32,6 +33,7 @@ from ._packets import Absent, unopened
 from ._receiving import writable
 from ._slots import AsyncSlot, Borrowed, Lease
 from ._surface import (
+    PORT_LOST,
     TRY_TIMEOUT,
     ForkGuard,
     check_limit,
@@ -110,10 +112,6 @@ class StreamSocket(Socket):
     @property
     def closed(self) -> bool:
         return self._core.error is not None
-
-    @property
-    def _port_lost(self) -> bool:
-        return self.closed or self._core.taken
 
     # -- sending ---------------------------------------------------------------
 
@@ -200,6 +198,8 @@ class StreamSocket(Socket):
         except BaseException as error:
             if isinstance(error, TimedOut) and reply.done and reply.error is None:
                 return reply.result()  # it came at the last moment
+            if sent and isinstance(error, AddressInUse):
+                raise make(DaemonUnavailable, PORT_LOST) from None
             if sent or undecided(error):
                 core.take_back(where)
                 self._kick()

@@ -136,7 +136,6 @@ class SocketCore:
         self.error: RdsError | None = None  # why it is closed
         self._rng = rng or random.Random()
         self._tries = 0  # streams lost since the last Bound
-        self.taken = False  # somebody else had its port when it last tried to bind it
         self._closing: RdsError | None = None
         self._bind_due = False
         self._monitor_sent: tuple[int, bool] | None = None
@@ -250,9 +249,6 @@ class SocketCore:
         if not self._may_return(cause, told=closing is not None and was_open):
             self._close(cause)
             return None
-        self.taken = isinstance(cause, AddressInUse)
-        if self.taken and self.options.replies:
-            self.sender.refuse_unsent(cause)  # their requests leave from another port
         ceiling = min(BACKOFF_LIMIT, BACKOFF_FIRST * 2.0 ** min(self._tries, 16))
         self._tries += 1
         return self._rng.uniform(0.0, ceiling)
@@ -338,7 +334,6 @@ class SocketCore:
             raise make(ProtocolError, "the daemon bound the socket twice")
         self.state = State.OPEN
         self._tries = 0
-        self.taken = False
         self.instance = bound.daemon_instance
         self.local = _codec.address(bound.local)
         self.sender.opened(bound)
@@ -408,6 +403,8 @@ class SocketCore:
             return False
         if told:
             return isinstance(cause, DaemonUnavailable)
+        if self.options.replies and isinstance(cause, AddressInUse):
+            return False  # somebody else was given its number: requests leave from another port
         return isinstance(cause, TRANSIENT)
 
     def _close(self, error: RdsError) -> None:

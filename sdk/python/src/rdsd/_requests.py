@@ -143,7 +143,7 @@ class Requests:
                 raise make(Closed) from None
             finally:
                 with self._changed:
-                    out = self._ports.release(port, dst, late, lambda sock: sock._port_lost)
+                    out = self._ports.release(port, dst, late, lambda sock: sock.closed)
                     self._changed.notify_all()
                 _close_aside(out)
 
@@ -159,7 +159,7 @@ class Requests:
         pause = BACKOFF_FIRST
         with self._changed:
             while True:
-                if (port := self._ports.pick(dst, lambda sock: sock._port_lost)) is not None:
+                if (port := self._ports.pick(dst, lambda sock: sock.closed)) is not None:
                     return port
                 left, error = _left(deadline), None
                 if self._ports.take_turn():
@@ -225,7 +225,7 @@ class AioRequests:
             except Closed:
                 raise make(Closed) from None
             finally:
-                self._close(self._ports.release(port, dst, late, lambda sock: sock._port_lost))
+                self._close(self._ports.release(port, dst, late, lambda sock: sock.closed))
                 self._tell()
 
     async def close(self) -> None:
@@ -238,7 +238,7 @@ class AioRequests:
     async def _acquire(self, dst: Address, deadline: float | None) -> Port[_aio_socket.Socket]:
         pause = BACKOFF_FIRST
         while True:
-            if (port := self._ports.pick(dst, lambda sock: sock._port_lost)) is not None:
+            if (port := self._ports.pick(dst, lambda sock: sock.closed)) is not None:
                 return port
             left, error, changed = _left(deadline), None, self._changed
             if self._ports.take_turn():

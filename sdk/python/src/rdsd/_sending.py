@@ -230,11 +230,6 @@ class Sender:
         for job in [j for j in self._trying if j.mode is Mode.TRY and not j.posted]:
             self._refuse_rest(job, make(DaemonUnavailable))
 
-    def refuse_unsent(self, error: RdsError) -> None:
-        """What waits for the next stream, and was not posted before, has this answer."""
-        for job in [j for j in [*self._trying, *self._waiting] if not j.posted]:
-            self._refuse_rest(job, error)
-
     def close(self, error: RdsError) -> None:
         """No stream will follow. Call lost() first."""
         for job in [*self._trying, *self._waiting]:

@@ -35,6 +35,9 @@ BIND_TIMEOUT = 10.0
 #: What calls of a closed client say.
 CLOSED = "the client is closed"
 
+#: Why a request has no answer that has left from a port which somebody else has now.
+PORT_LOST = "the daemon was restarted, and somebody else has the port the reply was to come to"
+
 MAX_DATAGRAM = 1 << 20  # bytes
 
 #: The longest a call over rings keeps looking before it sleeps, seconds.

@@ -56,10 +56,6 @@ class RingSocket(Ring, Socket):
     def closed(self) -> bool:
         return self._closed or self._info()[3] != 0
 
-    @property
-    def _port_lost(self) -> bool:
-        return self.closed or self._info()[4]
-
     # -- sending ---------------------------------------------------------------
 
     def reserve(self, dst: AddressLike, size: int, timeout: Timeout = None) -> Slot:

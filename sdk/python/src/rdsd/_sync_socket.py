@@ -62,11 +62,6 @@ class Socket(ABC):
     def closed(self) -> bool:
         """Whether it has ended for good."""
 
-    @property
-    @abstractmethod
-    def _port_lost(self) -> bool:
-        """Whether it is closed, or somebody else was given its port while the daemon was away."""
-
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open" if self.connected else "connecting"
         return f"<rdsd.Socket {self.local_address} {self.front_end or 'no daemon'} {state}>"

@@ -18,6 +18,7 @@ import grpc
 from ._calls import Ahead, Call, EventQueue, Readiness
 from ._core import ANSWER_GRACE, BindOptions, Query, SocketCore, State
 from ._errors import (
+    AddressInUse,
     BatchError,
     Closed,
     DaemonUnavailable,
@@ -34,6 +35,7 @@ from ._packets import Absent, unopened
 from ._receiving import writable
 from ._slots import Borrowed, Lease, Slot
 from ._surface import (
+    PORT_LOST,
     TRY_TIMEOUT,
     ForkGuard,
     check_limit,
@@ -134,10 +136,6 @@ class StreamSocket(Socket):
     def closed(self) -> bool:
         return self._core.error is not None
 
-    @property
-    def _port_lost(self) -> bool:
-        return self.closed or self._core.taken
-
     # -- sending ---------------------------------------------------------------
 
     def send(self, dst: AddressLike, payload: Payload, timeout: Timeout = None) -> int:
@@ -223,6 +221,8 @@ class StreamSocket(Socket):
                     return reply.result()  # it came at the last moment
                 if sent or undecided(error):
                     core.take_back(where)
+            if sent and isinstance(error, AddressInUse):
+                raise make(DaemonUnavailable, PORT_LOST) from None
             raise
         finally:
             with self._lock:
