@@ -25,6 +25,7 @@ const pathConnected = "connected"
 // volumeSnapshot is one look at the volumes.
 type volumeSnapshot struct {
 	exports  []counted[volume.ExportInfo]
+	gone     []counted[volume.ExportInfo] // only names and counters
 	mappings []counted[volume.MappingInfo]
 	sessions []volume.SessionInfo
 	paths    []volume.PathInfo
@@ -50,8 +51,12 @@ func (f *Front) readVolumes(s *volumeSnapshot) {
 	if h == nil {
 		return
 	}
-	for _, e := range h.Exports() {
-		s.exports = append(s.exports, counted[volume.ExportInfo]{e, e.Counts})
+	for _, e := range h.CountedExports() {
+		to := &s.exports
+		if e.Gone {
+			to = &s.gone
+		}
+		*to = append(*to, counted[volume.ExportInfo]{e.ExportInfo, e.Counts})
 	}
 	for _, m := range h.Mappings() {
 		c, _ := h.MappingCounts(m.ID)
@@ -171,7 +176,8 @@ func (c *volumeCollector) Collect(ch chan<- prometheus.Metric) {
 	for role, n := range roles {
 		p.gauge(c.sessions, float64(n), role)
 	}
-	exports := most(p, byName(s.exports), func(e *namedExports) bool { return e.failed }, func(e *namedExports) uint64 { return e.traffic() })
+	listed, gone := byName(s.exports, s.gone)
+	exports := most(p, listed, func(e *namedExports) bool { return e.failed }, func(e *namedExports) uint64 { return e.traffic() })
 	for i := range exports {
 		e := &exports[i]
 		p.gauge(c.exportOpen, boolean(e.info.State == "open"), e.info.Name)
@@ -179,6 +185,11 @@ func (c *volumeCollector) Collect(ch chan<- prometheus.Metric) {
 		p.gauge(c.exportSize, float64(e.info.Info.Size), e.info.Name)
 		p.gauge(c.exportUsers, float64(len(e.info.Users)), e.info.Name)
 		p.ops(&c.exportOps, &e.ops, e.info.Name)
+	}
+	// The counters of what was open below roots stay where there is room for them.
+	gone = foremost(gone, maxVolumesInMetrics-len(exports), func(e *namedExports) bool { return false }, func(e *namedExports) uint64 { return e.traffic() })
+	for i := range gone {
+		p.ops(&c.exportOps, &gone[i].ops, gone[i].info.Name)
 	}
 	mappings := most(p, s.mappings, func(m *counted[volume.MappingInfo]) bool { return m.info.State != volume.StateOpen }, (*counted[volume.MappingInfo]).traffic)
 	for i := range mappings {
@@ -211,17 +222,21 @@ type namedExports struct {
 }
 
 // byName adds up exports of one name: an export and volumes below several roots may have
-// the same, and names of files need not be text.
-func byName(list []counted[volume.ExportInfo]) []namedExports {
+// the same, and names of files need not be text. gone is what of them was open only before.
+func byName(exports, closed []counted[volume.ExportInfo]) (listed, gone []namedExports) {
 	var merged []namedExports
 	at := map[string]int{}
-	for i := range list {
-		e := namedExports{list[i], list[i].info.State == "failed"}
+	n := 0 // of merged that are listed
+	for i, c := range slices.Concat(exports, closed) {
+		e := namedExports{c, c.info.State == "failed"}
 		e.info.Name = text(e.info.Name)
 		k, there := at[e.info.Name]
 		if !there {
 			at[e.info.Name] = len(merged)
 			merged = append(merged, e)
+			if i < len(exports) {
+				n++
+			}
 			continue
 		}
 		m := &merged[k]
@@ -235,7 +250,7 @@ func byName(list []counted[volume.ExportInfo]) []namedExports {
 			m.ops[op].Add(&e.ops[op])
 		}
 	}
-	return merged
+	return merged[:n], merged[n:]
 }
 
 func sessionLabels(s *volume.SessionInfo) []string {

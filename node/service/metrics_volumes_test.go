@@ -218,12 +218,19 @@ func TestVolumesOfOneName(t *testing.T) {
 			s.exports = append(s.exports, e)
 		}
 		s.exports[0].info.State, s.exports[1].info.State = "closed", "failed"
+		for _, name := range []string{"disk", "gone"} { // below roots, and closed
+			e := counted[volume.ExportInfo]{}
+			e.info.Name = name
+			e.ops[blk.OpRead] = blk.OpCounts{Submitted: 2, Completed: 2, Bytes: 100}
+			s.gone = append(s.gone, e)
+		}
 	})
 	want := `
 # HELP rdsd_export_bytes_total bytes of requests to the store that succeeded
 # TYPE rdsd_export_bytes_total counter
 rdsd_export_bytes_total{export="?",op="read"} 14
-rdsd_export_bytes_total{export="disk",op="read"} 21
+rdsd_export_bytes_total{export="disk",op="read"} 121
+rdsd_export_bytes_total{export="gone",op="read"} 100
 # HELP rdsd_export_failed 1 while the store of the export could not be opened.
 # TYPE rdsd_export_failed gauge
 rdsd_export_failed{export="?"} 0

@@ -240,7 +240,7 @@ func TestRootsFindBySession(t *testing.T) {
 		}
 	}
 	l := server.h.Exports()
-	if len(l) != 2 || l[0].Origin != OriginRoot || l[0].Name != "disk" || l[0].Info.Size != 1<<20 || len(l[0].Users) != 1 || l[0].Users[0].Session != "web" || l[0].Ops[blk.OpWrite].Completed != 1 || l[0].Counts[blk.OpWrite].Completed != 1 {
+	if len(l) != 2 || l[0].Origin != OriginRoot || l[0].Name != "disk" || l[0].Info.Size != 1<<20 || len(l[0].Users) != 1 || l[0].Users[0].Session != "web" || l[0].Ops[blk.OpWrite].Completed != 1 || server.h.CountedExports()[0].Counts[blk.OpWrite].Completed != 1 {
 		t.Errorf("listed as %+v", l)
 	}
 }

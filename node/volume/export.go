@@ -51,7 +51,7 @@ type ExportInfo struct {
 	Ops    []OpCounters // by operation, since the store was opened
 	Since  time.Time    // it has this state
 
-	Counts [blk.NumOps]blk.OpCounts // what Ops is made from, with all latencies
+	key storeKey // what its stores are counted for
 }
 
 // ExportUser is a session that has an export open.

@@ -62,12 +62,14 @@ func (h *Host) addExport(at look, origin string, must bool) (*export, error) {
 		Rules: rnbd.Rules{ReadOnly: s.ReadOnly, Shared: s.Shared, Allow: s.Allow, Sessions: s.Sessions},
 		File:  h.fileOptions(s.ReadOnly, s.LogicalBlock), Open: h.machine.Store}
 	if dev != nil {
-		x.exp.Device = h.layers(s.Name, dev)
+		x.exp.Device = h.layers(storeKey{x.exp, s.Name}, dev)
 	}
 	err = h.enterExport(x)
 	if err == nil {
 		now := h.srv.lock(h.now())
-		err = h.srv.rn.Export(x.exp)
+		if err = h.srv.rn.Export(x.exp); err == nil {
+			h.srv.tally(x.exp.Device)
+		}
 		h.srv.finish(now)
 		if err != nil {
 			h.leaveExports(x)
@@ -124,6 +126,9 @@ func (h *Host) removeExport(x *export, force bool) error {
 		unexport = h.srv.rn.ForceUnexport
 	}
 	err := unexport(now, x.spec.Name)
+	if err == nil {
+		h.srv.forgetCounts(x.exp)
+	}
 	h.srv.finish(now)
 	if err == nil {
 		h.leaveExports(x)
@@ -325,7 +330,7 @@ func (h *Host) Exports() []ExportInfo {
 		if !there {
 			at = len(list)
 			byName[key] = at
-			i := ExportInfo{Origin: OriginRoot, State: "open", Since: o.began}
+			i := ExportInfo{Origin: OriginRoot, State: "open", Since: o.began, key: storeKey{o.Root, o.Name}}
 			kind := KindFile
 			if f, ok := blk.As[*blk.File](o.Device); ok && f.ID().Block {
 				kind = KindBlock
@@ -354,7 +359,7 @@ func (h *Host) exportInfo(name string) (ExportInfo, error) {
 
 // describe is called with Host.mu held.
 func (x *export) describe(open []openVolume) ExportInfo {
-	i := ExportInfo{ExportSpec: x.spec, Origin: x.origin, State: "closed", Info: x.info, Since: x.since}
+	i := ExportInfo{ExportSpec: x.spec, Origin: x.origin, State: "closed", Info: x.info, Since: x.since, key: storeKey{x.exp, x.spec.Name}}
 	if x.err != nil {
 		i.State, i.Error = "failed", x.err.Error()
 	}
@@ -385,8 +390,7 @@ func (i *ExportInfo) use(o openVolume) {
 
 // count adds what the sessions that have it open have had done.
 func (i *ExportInfo) count(open []openVolume) {
-	i.Counts = counts(open)
-	i.Ops = opCounters(i.Counts)
+	i.Ops = opCounters(counts(open))
 }
 
 // counts adds up what the devices of an export counted, each once however many

@@ -227,11 +227,11 @@ func (h *Host) reactor() *reactor.Reactor {
 }
 
 // layers puts counters over a store, and the layer of tests.
-func (h *Host) layers(name string, d blk.Device) blk.Device {
+func (h *Host) layers(k storeKey, d blk.Device) blk.Device {
 	if h.layer != nil {
-		d = h.layer(name, d)
+		d = h.layer(k.name, d)
 	}
-	return blk.NewStats(d)
+	return &counted{blk.NewStats(d), k}
 }
 
 // endpoints are the addresses of a path, and its transport.

@@ -84,7 +84,7 @@ func (s *server) opening(o *rnbd.Opening) {
 			d, more, err = nil, false, e
 		}
 		if err == nil && !more {
-			d = s.h.layers(o.Name, d)
+			d = s.h.layers(keyOf(o), d)
 		}
 		if exp != nil {
 			s.h.tried(exp, d, err)
@@ -94,6 +94,7 @@ func (s *server) opening(o *rnbd.Opening) {
 	if more {
 		s.open(o)
 	} else {
+		s.tally(d)
 		s.rn.Opened(now, o, d, err)
 	}
 	s.finish(now)

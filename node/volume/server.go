@@ -42,6 +42,10 @@ type server struct {
 	adopted  []adoption                    // chunks of sessions, with what ends their use by links
 	// lostKernels are sessions of kernels that will come back, by name, and when they were lost.
 	lostKernels map[string]time.Time
+	// counting are the stores that count, closedStores what others have counted (tally.go).
+	counting     map[*counted]bool
+	closedStores map[storeKey]*closedStores
+	lastClosed   uint64
 
 	pathBytes int64    // pathMemory of each path; set by newServer
 	geo       geometry // of every session; set by newServer
@@ -66,7 +70,8 @@ type serverSession struct {
 const batchSize = 64 // requests submitted to a device at once
 
 func newServer(h *Host, old *state) (*server, error) {
-	s := &server{h: h, sessions: map[*rtrs.ServerSession]*serverSession{}, places: map[any]*place{}, opened: map[netip.Addr]int{}, lostKernels: map[string]time.Time{}}
+	s := &server{h: h, sessions: map[*rtrs.ServerSession]*serverSession{}, places: map[any]*place{}, opened: map[netip.Addr]int{}, lostKernels: map[string]time.Time{},
+		counting: map[*counted]bool{}, closedStores: map[storeKey]*closedStores{}}
 	s.takeGeometry(old.Kernels)
 	c := &h.cfg
 	rnd := h.random()

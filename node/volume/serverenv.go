@@ -214,7 +214,11 @@ var _ rnbd.ServerEnv = (*exportEnv)(nil)
 
 func (e *exportEnv) Open(o *rnbd.Opening) { (*server)(e).open(o) }
 
-func (e *exportEnv) Close(place any, c rnbd.Closer) { (*server)(e).at(place, visit{close: c}) }
+func (e *exportEnv) Close(place any, c rnbd.Closer) {
+	s := (*server)(e)
+	s.fold(c)
+	s.at(place, visit{close: c})
+}
 
 func (e *exportEnv) Keep() { e.h.keepPast() }
 
