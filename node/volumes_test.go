@@ -454,6 +454,39 @@ func watchVolumes(t *testing.T, v rdsdv1.VolumeServiceClient) *volumeWatch {
 	return &volumeWatch{t: t, stream: st}
 }
 
+// TestVolumeEventsOfAnotherStart: the number of an event of an earlier start of the daemon, which this
+// one has given again, brings a gap; one of this start does not.
+func TestVolumeEventsOfAnotherStart(t *testing.T) {
+	_, _, v, _ := volumeNodes(t, nil)
+	for _, name := range []string{"a", "b"} {
+		if _, err := v.Export(testContext(t), rdsdv1.VolumeExportRequest_builder{Name: name, SizeBytes: 4096}.Build()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first := func(after, instance uint64) *rdsdv1.VolumeEvent {
+		t.Helper()
+		st, err := v.Watch(testContext(t), rdsdv1.VolumeWatchRequest_builder{After: after, Kept: after == 0, Instance: instance}.Build())
+		if err != nil {
+			t.Fatal(err)
+		}
+		e, err := st.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return e
+	}
+	self := first(0, 0).GetInstance()
+	for of, number := range map[uint64]uint64{0: 2, self: 2, self + 1: 0} {
+		gap := rdsdv1.VolumeEventKind_VOLUME_EVENT_KIND_GAP
+		if e := first(1, of); e.GetNumber() != number || e.GetInstance() != self || (e.GetKind() == gap) != (number == 0) {
+			t.Errorf("after event 1 of instance %d: %v", of, e)
+		}
+	}
+	if self == 0 {
+		t.Error("no instance is told")
+	}
+}
+
 // until reads on to an event that fits; the numbers have no hole.
 func (w *volumeWatch) until(what string, fits func(*rdsdv1.VolumeEvent) bool) {
 	w.t.Helper()

@@ -280,8 +280,12 @@ func (s *volumeServer) Watch(r *rdsdv1.VolumeWatchRequest, stream grpc.ServerStr
 	}
 	defer leave()
 	since := r.GetAfter()
-	if since == 0 && !r.GetKept() {
-		since = ^uint64(0) // only what is to come
+	of := r.GetInstance()
+	switch {
+	case since == 0 && !r.GetKept():
+		since = volume.FromNow
+	case of != 0 && of != s.front.deps.Instance: // numbers begin anew, so that one is no news of the other
+		since = volume.FromBefore
 	}
 	events, stop := h.Watch(since)
 	defer stop()
@@ -298,7 +302,9 @@ func (s *volumeServer) Watch(r *rdsdv1.VolumeWatchRequest, stream grpc.ServerStr
 			if !ok {
 				return base.ErrDraining
 			}
-			if err := stream.Send(volumeEventPB(&e)); err != nil {
+			m := volumeEventPB(&e)
+			m.SetInstance(s.front.deps.Instance)
+			if err := stream.Send(m); err != nil {
 				return err
 			}
 		}

@@ -20,6 +20,10 @@ const watchEnd = 100 * time.Millisecond
 // FromNow, given to Watch, asks for no event of the past.
 const FromNow = ^uint64(0)
 
+// FromBefore is likewise the number of any event of an earlier start: a gap comes, and all that is
+// kept.
+const FromBefore = FromNow - 1
+
 // events is the log of what happened, and who watches it.
 type events struct {
 	log   *slog.Logger

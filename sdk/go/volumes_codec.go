@@ -229,6 +229,7 @@ func eventFromProto(m *rdsdv1.VolumeEvent) *VolumeEvent {
 		Number: m.GetNumber(), Time: time.Unix(0, m.GetUnixNs()), Kind: wordOf(eventWords, m.GetKind()), Role: wordOf(roleWords, m.GetRole()),
 		Session: m.GetSession(), Path: optionalPath(m.GetPath()), Mapping: m.GetMapping(), Export: m.GetExport(), State: m.GetState(),
 		Count: m.GetCount(), Size: m.GetSizeBytes(), Took: time.Duration(m.GetTookNs()), Text: m.GetText(),
+		Instance: m.GetInstance(),
 	}
 	e.Err = eventError(syscall.Errno(m.GetErrno()), m.GetError())
 	return e

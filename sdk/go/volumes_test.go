@@ -277,25 +277,25 @@ func TestVolumeErrors(t *testing.T) {
 func TestVolumeWatch(t *testing.T) {
 	gap := rdsdv1.VolumeEvent_builder{Number: 4, Kind: rdsdv1.VolumeEventKind_VOLUME_EVENT_KIND_GAP, Count: 3}.Build()
 	lost := rdsdv1.VolumeEvent_builder{Number: 5, UnixNs: 1e9, Kind: rdsdv1.VolumeEventKind_VOLUME_EVENT_KIND_ERROR, Errno: 5, Error: "medium"}.Build()
-	odd := rdsdv1.VolumeEvent_builder{Number: 6, Kind: 99, Errno: int32(syscall.EXDEV), Error: "odd"}.Build()
+	odd := rdsdv1.VolumeEvent_builder{Number: 6, Instance: 9, Kind: 99, Errno: int32(syscall.EXDEV), Error: "odd"}.Build()
 	f := &fakeVolumes{events: []*rdsdv1.VolumeEvent{gap, lost, odd}}
 	v := newFakeVolumes(t, f)
 	var got []*VolumeEvent
 	var end error
-	for e, err := range v.Watch(volumeContext(t), WatchAfter(1)) {
+	for e, err := range v.Watch(volumeContext(t), WatchAfter(1), WatchOf(8)) {
 		if end = err; err == nil {
 			got = append(got, e)
 		}
 	}
 	if len(got) != 3 || got[0].Kind != EventGap || got[0].Count != 3 || got[0].Err != nil ||
 		got[1].Time.Unix() != 1 || !errors.Is(got[1].Err, rdserr.ErrIO) || got[1].Err.Error() != "medium" ||
-		got[2].Kind != "unknown (99)" || !errors.Is(got[2].Err, syscall.EXDEV) {
+		got[2].Kind != "unknown (99)" || got[2].Instance != 9 || !errors.Is(got[2].Err, syscall.EXDEV) {
 		t.Errorf("events %+v", got)
 	}
 	if !errors.Is(end, rdserr.ErrShutdown) {
 		t.Errorf("the end of the daemon is %v", end)
 	}
-	if r := f.req.(*rdsdv1.VolumeWatchRequest); r.GetAfter() != 1 || r.GetKept() {
+	if r := f.req.(*rdsdv1.VolumeWatchRequest); r.GetAfter() != 1 || r.GetKept() || r.GetInstance() != 8 {
 		t.Errorf("asked for %v", r)
 	}
 

@@ -366,6 +366,9 @@ type VolumeEvent struct {
 	Took    time.Duration `json:"took_ns,omitempty"`
 	Err     error         `json:"-"` // an rdserr sentinel or a syscall.Errno, with the daemon's words; nil: none
 	Text    string        `json:"text"`
+
+	// Instance of the daemon, another with each start; 0 of a daemon that does not tell it.
+	Instance uint64 `json:"instance,omitempty"`
 }
 
 // MarshalJSON puts the words of Err in.

@@ -16,6 +16,12 @@ func WatchAfter(number uint64) WatchOption {
 	return func(r *rdsdv1.VolumeWatchRequest) { r.SetAfter(number); r.SetKept(number == 0) }
 }
 
+// WatchOf says of which start of the daemon the number of WatchAfter is (VolumeEvent.Instance). If
+// it was another, an EventGap comes and then what the daemon has kept: numbers begin anew with each.
+func WatchOf(instance uint64) WatchOption {
+	return func(r *rdsdv1.VolumeWatchRequest) { r.SetInstance(instance) }
+}
+
 // WatchKept begins with all events the daemon still has.
 func WatchKept() WatchOption { return WatchAfter(0) }
 

@@ -5502,11 +5502,12 @@ func (b0 VolumeFinding_builder) Build() *VolumeFinding {
 }
 
 type VolumeWatchRequest struct {
-	state            protoimpl.MessageState `protogen:"opaque.v1"`
-	xxx_hidden_After uint64                 `protobuf:"varint,1,opt,name=after"`
-	xxx_hidden_Kept  bool                   `protobuf:"varint,2,opt,name=kept"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	state               protoimpl.MessageState `protogen:"opaque.v1"`
+	xxx_hidden_After    uint64                 `protobuf:"varint,1,opt,name=after"`
+	xxx_hidden_Kept     bool                   `protobuf:"varint,2,opt,name=kept"`
+	xxx_hidden_Instance uint64                 `protobuf:"varint,3,opt,name=instance"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *VolumeWatchRequest) Reset() {
@@ -5548,6 +5549,13 @@ func (x *VolumeWatchRequest) GetKept() bool {
 	return false
 }
 
+func (x *VolumeWatchRequest) GetInstance() uint64 {
+	if x != nil {
+		return x.xxx_hidden_Instance
+	}
+	return 0
+}
+
 func (x *VolumeWatchRequest) SetAfter(v uint64) {
 	x.xxx_hidden_After = v
 }
@@ -5556,11 +5564,18 @@ func (x *VolumeWatchRequest) SetKept(v bool) {
 	x.xxx_hidden_Kept = v
 }
 
+func (x *VolumeWatchRequest) SetInstance(v uint64) {
+	x.xxx_hidden_Instance = v
+}
+
 type VolumeWatchRequest_builder struct {
 	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
 
 	After uint64
 	Kept  bool
+	// Of which start of the daemon after is, as its events say; 0: of this one. After
+	// one of another start comes a gap, and what is kept.
+	Instance uint64
 }
 
 func (b0 VolumeWatchRequest_builder) Build() *VolumeWatchRequest {
@@ -5569,6 +5584,7 @@ func (b0 VolumeWatchRequest_builder) Build() *VolumeWatchRequest {
 	_, _ = b, x
 	x.xxx_hidden_After = b.After
 	x.xxx_hidden_Kept = b.Kept
+	x.xxx_hidden_Instance = b.Instance
 	return m0
 }
 
@@ -5590,6 +5606,7 @@ type VolumeEvent struct {
 	xxx_hidden_Errno     int32                  `protobuf:"varint,13,opt,name=errno"`
 	xxx_hidden_Error     string                 `protobuf:"bytes,14,opt,name=error"`
 	xxx_hidden_Text      string                 `protobuf:"bytes,15,opt,name=text"`
+	xxx_hidden_Instance  uint64                 `protobuf:"varint,16,opt,name=instance"`
 	unknownFields        protoimpl.UnknownFields
 	sizeCache            protoimpl.SizeCache
 }
@@ -5724,6 +5741,13 @@ func (x *VolumeEvent) GetText() string {
 	return ""
 }
 
+func (x *VolumeEvent) GetInstance() uint64 {
+	if x != nil {
+		return x.xxx_hidden_Instance
+	}
+	return 0
+}
+
 func (x *VolumeEvent) SetNumber(v uint64) {
 	x.xxx_hidden_Number = v
 }
@@ -5784,6 +5808,10 @@ func (x *VolumeEvent) SetText(v string) {
 	x.xxx_hidden_Text = v
 }
 
+func (x *VolumeEvent) SetInstance(v uint64) {
+	x.xxx_hidden_Instance = v
+}
+
 func (x *VolumeEvent) HasPath() bool {
 	if x == nil {
 		return false
@@ -5813,6 +5841,7 @@ type VolumeEvent_builder struct {
 	Errno     int32
 	Error     string
 	Text      string
+	Instance  uint64
 }
 
 func (b0 VolumeEvent_builder) Build() *VolumeEvent {
@@ -5834,6 +5863,7 @@ func (b0 VolumeEvent_builder) Build() *VolumeEvent {
 	x.xxx_hidden_Errno = b.Errno
 	x.xxx_hidden_Error = b.Error
 	x.xxx_hidden_Text = b.Text
+	x.xxx_hidden_Instance = b.Instance
 	return m0
 }
 
@@ -6123,10 +6153,11 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"\bseverity\x18\x01 \x01(\x0e2\x17.rdsd.v1.VolumeSeverityR\bseverity\x12\x12\n" +
 	"\x04what\x18\x02 \x01(\tR\x04what\x12\x12\n" +
 	"\x04text\x18\x03 \x01(\tR\x04text\x12\x16\n" +
-	"\x06remedy\x18\x04 \x01(\tR\x06remedy\">\n" +
+	"\x06remedy\x18\x04 \x01(\tR\x06remedy\"Z\n" +
 	"\x12VolumeWatchRequest\x12\x14\n" +
 	"\x05after\x18\x01 \x01(\x04R\x05after\x12\x12\n" +
-	"\x04kept\x18\x02 \x01(\bR\x04kept\"\xb2\x03\n" +
+	"\x04kept\x18\x02 \x01(\bR\x04kept\x12\x1a\n" +
+	"\binstance\x18\x03 \x01(\x04R\binstance\"\xce\x03\n" +
 	"\vVolumeEvent\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x17\n" +
 	"\aunix_ns\x18\x02 \x01(\x03R\x06unixNs\x12,\n" +
@@ -6144,7 +6175,8 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"\atook_ns\x18\f \x01(\x04R\x06tookNs\x12\x14\n" +
 	"\x05errno\x18\r \x01(\x05R\x05errno\x12\x14\n" +
 	"\x05error\x18\x0e \x01(\tR\x05error\x12\x12\n" +
-	"\x04text\x18\x0f \x01(\tR\x04text*u\n" +
+	"\x04text\x18\x0f \x01(\tR\x04text\x12\x1a\n" +
+	"\binstance\x18\x10 \x01(\x04R\binstance*u\n" +
 	"\n" +
 	"VolumeKind\x12\x1b\n" +
 	"\x17VOLUME_KIND_UNSPECIFIED\x10\x00\x12\x14\n" +

@@ -391,6 +391,7 @@ func (f *fakeVolumes) Watch(req *rdsdv1.VolumeWatchRequest, s grpc.ServerStreami
 		rdsdv1.VolumeEvent_builder{Kind: rdsdv1.VolumeEventKind_VOLUME_EVENT_KIND_FAILOVER, Session: "app-store", Path: path, Count: 4, TookNs: 5e6}.Build(),
 	} {
 		e.SetNumber(n + uint64(i) + 1)
+		e.SetInstance(req.GetInstance())
 		e.SetUnixNs(1e18)
 		if err := s.Send(e); err != nil {
 			return err

@@ -14,7 +14,7 @@ import (
 )
 
 func (a *app) volumeEventsCmd() *cobra.Command {
-	var after, count uint64
+	var after, count, instance uint64
 	var kept bool
 	cmd := &cobra.Command{
 		Use:   "events",
@@ -23,17 +23,22 @@ func (a *app) volumeEventsCmd() *cobra.Command {
 sessions that come and go, requests that move to another path, mappings and
 exports that change their state, resizes, errors. Each event has a number;
 --after N begins behind event N, as far as the daemon still has it, and what is
-missing is said.`,
+missing is said. The numbers begin anew when the daemon starts: --instance says of
+which start N is (in --json each event has it), so that events between are not
+passed over in silence.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if kept && after > 0 {
 				return usagef("--kept begins with the oldest event and --after with a certain one: choose one")
+			}
+			if cmd.Flags().Changed("instance") && after == 0 {
+				return usagef("--instance says of which start of the daemon the number of --after is: give both")
 			}
 			var opts []rdsd.WatchOption
 			switch {
 			case kept:
 				opts = append(opts, rdsd.WatchKept())
 			case after > 0:
-				opts = append(opts, rdsd.WatchAfter(after))
+				opts = append(opts, rdsd.WatchAfter(after), rdsd.WatchOf(instance))
 			}
 			return a.volumesStream(cmd.Context(), func(ctx context.Context, v *rdsd.Volumes) error {
 				return a.followEvents(ctx, v, count, opts)
@@ -42,6 +47,7 @@ missing is said.`,
 	}
 	cmd.Flags().BoolVar(&kept, "kept", false, "begin with the events the daemon still has")
 	cmd.Flags().Uint64Var(&after, "after", 0, "begin behind the event of this number")
+	cmd.Flags().Uint64Var(&instance, "instance", 0, "of the daemon that gave the event of --after its number (default this one)")
 	cmd.Flags().Uint64VarP(&count, "count", "n", 0, "end after so many events (default never)")
 	return cmd
 }

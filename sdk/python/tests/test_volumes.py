@@ -483,19 +483,19 @@ async def test_a_watch(volumes: Calls, fake: FakeVolumes) -> None:
         pb.VolumeEvent(
             number=5, unix_ns=10**9, kind=pb.VOLUME_EVENT_KIND_ERROR, errno=5, error="m"
         ),
-        pb.VolumeEvent(number=6, kind=99, error="odd"),  # type: ignore[arg-type]
+        pb.VolumeEvent(number=6, instance=9, kind=99, error="odd"),  # type: ignore[arg-type]
     ]
     fake.hold.set()
-    watch = await volumes("watch", 1)
+    watch = await volumes("watch", 1, instance=8)
     gap, failed, odd = [await volumes.next(watch) for _ in range(3)]
     assert (gap.kind, gap.count, gap.error, gap.path) == ("gap", 3, None, None)
     assert isinstance(failed.time, datetime)
     assert failed.time.timestamp() == 1
     assert (type(failed.error), str(failed.error)) == (rdsd.TransportFailed, "m")
-    assert (odd.kind, str(odd.error)) == ("", "odd")
+    assert (odd.kind, str(odd.error), odd.instance) == ("", "odd", 9)
     with pytest.raises(rdsd.DaemonUnavailable):
         await volumes.next(watch)
-    assert fake.request == pb.VolumeWatchRequest(after=1)
+    assert fake.request == pb.VolumeWatchRequest(after=1, instance=8)
     fake.hold.clear()
 
     with await volumes("watch", 0) as watch:

@@ -359,11 +359,14 @@ class Volumes(Service):
         by default with everything."""
         return self._do(calls.check(what), timeout)
 
-    def watch(self, after: int | None = None, *, timeout: Timeout = None) -> VolumeWatch:
+    def watch(
+        self, after: int | None = None, *, instance: int = 0, timeout: Timeout = None
+    ) -> VolumeWatch:
         """Events from now on; with after, those behind that number that the daemon still
-        has (0: all of them). timeout is for the daemon to begin."""
+        has (0: all of them). instance is that of the event of that number: if the daemon was
+        started since, a gap comes first. timeout is for the daemon to begin."""
         self._guard.check()
-        return VolumeWatch(self._stub, self._target, calls.watch(after), timeout)
+        return VolumeWatch(self._stub, self._target, calls.watch(after, instance), timeout)
 
 
 class VolumeWatch(Watch[VolumeEvent]):

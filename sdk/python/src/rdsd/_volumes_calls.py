@@ -213,7 +213,9 @@ def check(what: str) -> ServiceCall[tuple[t.VolumeFinding, ...]]:
     return ServiceCall("Check", request, lambda m: tuple(map(codec.finding, m.finding)))
 
 
-def watch(after: int | None) -> ServiceCall[t.VolumeEvent]:
+def watch(after: int | None, instance: int) -> ServiceCall[t.VolumeEvent]:
     """after: None for what is to come, 0 for all that is kept, else a number."""
     last = count("after", after or 0, (1 << 64) - 1)
-    return ServiceCall("Watch", pb.VolumeWatchRequest(after=last, kept=after == 0), codec.event)
+    of = count("instance", instance, (1 << 64) - 1)
+    request = pb.VolumeWatchRequest(after=last, kept=after == 0, instance=of)
+    return ServiceCall("Watch", request, codec.event)

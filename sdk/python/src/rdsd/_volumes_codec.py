@@ -226,6 +226,7 @@ def event(m: pb.VolumeEvent) -> t.VolumeEvent:
         took=seconds(m.took_ns),
         error=_error(m.errno, m.error),
         text=m.text,
+        instance=m.instance,
     )
 
 

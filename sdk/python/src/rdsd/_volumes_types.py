@@ -444,3 +444,5 @@ class VolumeEvent:
     error: RdsError | None
     text: str
     """The whole in words."""
+    instance: int = 0
+    """Of the daemon, another with each start; 0 of a daemon that does not tell it."""

@@ -857,7 +857,7 @@ class VolumeMapping(_message.Message):
     id: _builtins.str
     """the same after a restart if it is persistent"""
     device: _builtins.str
-    """what programs open: "/dev/nbd3", or the path of the Unix socket"""
+    """what programs open: "/dev/nbd3", or the path of the Unix socket; empty: there is none yet"""
     uri: _builtins.str
     """of a socket: "nbd+unix:///disk?socket=/run/rdsd/volumes/v1.sock" """
     attach: Global___VolumeAttach.ValueType
@@ -1795,19 +1795,25 @@ class VolumeWatchRequest(_message.Message):
 
     AFTER_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
     after: _builtins.int
     """events after this number, as far as they are kept; 0: only those to come"""
     kept: _builtins.bool
     """with after 0: those that are kept first"""
+    instance: _builtins.int
+    """Of which start of the daemon after is, as its events say; 0: of this one. After
+    one of another start comes a gap, and what is kept.
+    """
     def __init__(
         self,
         *,
         after: _builtins.int = ...,
         kept: _builtins.bool = ...,
+        instance: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "kept", b"kept"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "instance", b"instance", "kept", b"kept"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1834,6 +1840,7 @@ class VolumeEvent(_message.Message):
     ERRNO_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """from 1, rising by one; anew with each start of the daemon"""
     unix_ns: _builtins.int
@@ -1857,6 +1864,8 @@ class VolumeEvent(_message.Message):
     error: _builtins.str
     text: _builtins.str
     """the whole in words"""
+    instance: _builtins.int
+    """changes with every start of the daemon (Status.instance)"""
     @_builtins.property
     def path(self) -> Global___VolumePathSpec: ...
     def __init__(
@@ -1877,10 +1886,11 @@ class VolumeEvent(_message.Message):
         errno: _builtins.int = ...,
         error: _builtins.str = ...,
         text: _builtins.str = ...,
+        instance: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["path", b"path"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "errno", b"errno", "error", b"error", "export", b"export", "kind", b"kind", "mapping", b"mapping", "number", b"number", "path", b"path", "role", b"role", "session", b"session", "size_bytes", b"size_bytes", "state", b"state", "text", b"text", "took_ns", b"took_ns", "unix_ns", b"unix_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "errno", b"errno", "error", b"error", "export", b"export", "instance", b"instance", "kind", b"kind", "mapping", b"mapping", "number", b"number", "path", b"path", "role", b"role", "session", b"session", "size_bytes", b"size_bytes", "state", b"state", "text", b"text", "took_ns", b"took_ns", "unix_ns", b"unix_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
