@@ -1,6 +1,7 @@
 package shm
 
 import (
+	"maps"
 	"net/netip"
 	"sync/atomic"
 
@@ -36,8 +37,9 @@ type queued struct {
 	id uint32
 }
 
-// maxQueuedChanges bounds EventCongestion in the overflow.
-const maxQueuedChanges = 4096
+// maxQueuedChanges bounds EventCongestion in the overflow. So many are part of what a socket is
+// charged with, as that many descriptors are: of those before them, the ring is full.
+const maxQueuedChanges = 64
 
 // Refused reports that nothing of p can be sent. p was taken and not accepted.
 func (h *Host) Refused(p *Post, errno uint16) {
@@ -212,6 +214,9 @@ func (o *overflow) add(v *Event, id uint32) {
 		if k, ok := o.dsts[v.Dst]; ok && k-o.base >= o.first {
 			o.q[k-o.base].v.Flags = v.Flags
 			return
+		}
+		if len(o.dsts) >= maxQueuedChanges {
+			maps.DeleteFunc(o.dsts, func(_ netip.AddrPort, k int) bool { return k-o.base < o.first }) // they are in the ring
 		}
 		if len(o.dsts) >= maxQueuedChanges {
 			// Too many to keep: every group may have changed, look again.

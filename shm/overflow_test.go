@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"testing"
+	"unsafe"
 
 	"github.com/rdsd/rdsd/wire"
 )
@@ -117,23 +118,31 @@ func TestOverflowIsBounded(t *testing.T) {
 	dst := func(i int) netip.AddrPort {
 		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 7)
 	}
+	place := 2*unsafe.Sizeof(queued{}) + 2*(unsafe.Sizeof(netip.AddrPort{})+8) // lists and tables are half empty
+	if n := maxQueuedChanges * place; n > 16<<10 {
+		t.Errorf("changes take %d bytes, for which nobody is charged but with the 64 KiB of a socket", n)
+	}
+	const before = 2000 // outcomes stand before them
+	for i := range before {
+		o.add(&Event{Kind: EventOutcome, Count: 1}, uint32(i))
+	}
 	for i := range maxQueuedChanges {
 		o.add(&Event{Kind: EventCongestion, Dst: dst(i), Flags: EventCongested}, none)
 	}
-	if o.n != maxQueuedChanges {
-		t.Fatalf("%d events of %d destinations", o.n, maxQueuedChanges)
+	if o.n != before+maxQueuedChanges {
+		t.Fatalf("%d events of %d destinations", o.n-before, maxQueuedChanges)
 	}
 	o.add(&Event{Kind: EventCongestion, Dst: dst(5)}, none)
-	if o.n != maxQueuedChanges || o.q[5].v.Flags != 0 {
-		t.Errorf("a second change of one destination: %d events, %+v", o.n, o.q[5].v)
+	if o.n != before+maxQueuedChanges || o.q[before+5].v.Flags != 0 {
+		t.Errorf("a second change of one destination: %d events, %+v", o.n-before, o.q[before+5].v)
 	}
 	for i := range 10 {
 		o.add(&Event{Kind: EventCongestion, Dst: dst(maxQueuedChanges + i)}, none)
 	}
-	if last := o.q[len(o.q)-1].v; o.n != maxQueuedChanges+1 || last.Kind != EventFreed || last.Tag != ^uint64(0) {
+	if last := o.q[len(o.q)-1].v; o.n != before+maxQueuedChanges+1 || last.Kind != EventFreed || last.Tag != ^uint64(0) {
 		t.Errorf("one destination more: %d events, the last %+v", o.n, last)
 	}
-	for i := range 2000 { // what has gone makes room for what stands behind
+	for i := range before { // what has gone makes room for what stands behind
 		o.first++
 		if o.first > 64 && i%7 == 0 {
 			o.add(&Event{Kind: EventOutcome, Tag: uint64(10 * i), Count: 1}, uint32(i))
@@ -146,6 +155,13 @@ func TestOverflowIsBounded(t *testing.T) {
 	}
 	if at := o.freed - o.base; at < o.first || o.q[at].v.Kind != EventFreed {
 		t.Errorf("the event of freed groups is looked for at %d of %d", at, len(o.q))
+	}
+	o.first += 10 // and the changes that have gone for others
+	for i := range 11 {
+		o.add(&Event{Kind: EventCongestion, Dst: dst(1000 + i)}, none)
+	}
+	if _, tenth := o.dsts[dst(1009)]; !tenth || len(o.dsts) != maxQueuedChanges {
+		t.Errorf("after 10 have gone %d destinations have a place", len(o.dsts))
 	}
 	n := o.n
 	o.add(&Event{Kind: EventFreed, Tag: 1}, none)
