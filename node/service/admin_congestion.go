@@ -52,9 +52,10 @@ func askReaders(ctx context.Context, l []*datagram.Local) {
 func (a *adminServer) ListCongestion(ctx context.Context, _ *rdsdv1.ListCongestionRequest) (*rdsdv1.ListCongestionResponse, error) {
 	askReaders(ctx, a.front.deps.Host.Locals())
 	var list []*rdsdv1.CongestedPort
+	leftOut := 0
 	for _, h := range a.front.deps.Host.Locals() {
 		first := len(list)
-		h.EachCongested(func(_ *rds.Engine, c *rds.CongestedPort) { list = append(list, congestedPB(h.StepTime(), c)) }, nil)
+		leftOut += h.EachCongested(func(_ *rds.Engine, c *rds.CongestedPort) { list = append(list, congestedPB(h.StepTime(), c)) }, nil)
 		for _, p := range list[first:] {
 			if p.GetLocal() {
 				fillersPB(h, p)
@@ -63,6 +64,7 @@ func (a *adminServer) ListCongestion(ctx context.Context, _ *rdsdv1.ListCongesti
 	}
 	resp := &rdsdv1.ListCongestionResponse{}
 	resp.SetPort(list)
+	resp.SetLeftOut(uint64(leftOut))
 	return resp, nil
 }
 

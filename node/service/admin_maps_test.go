@@ -90,6 +90,18 @@ func TestEveryPortIsTold(t *testing.T) {
 	if len(all.GetMap()) != maxMaps || all.GetLeftOut() != 70-maxMaps || all.GetMap()[0].GetPorts() != 65535 {
 		t.Errorf("%d maps, %d left out, %d ports in the first", len(all.GetMap()), all.GetLeftOut(), all.GetMap()[0].GetPorts())
 	}
+	// The list has a part of them and says of how many the rest is.
+	every := uint64(66 * 2) // of the peers that want has not
+	for _, ports := range want {
+		every += uint64(len(ports))
+	}
+	list, err := a.ListCongestion(t.Context(), &rdsdv1.ListCongestionRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := uint64(len(list.GetPort())); n == 0 || list.GetLeftOut() == 0 || n+list.GetLeftOut() != every {
+		t.Errorf("%d ports are listed and %d left out, of %d", n, list.GetLeftOut(), every)
+	}
 	for addr, ports := range want {
 		req := &rdsdv1.ListCongestionMapsRequest{}
 		req.SetRemote(addr.AsSlice())

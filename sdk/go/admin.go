@@ -89,13 +89,14 @@ func (a *Admin) Counters(ctx context.Context, peer netip.Addr) ([]Counter, error
 	return all(m.GetCounter(), counterFromProto), nil
 }
 
-// Congestion returns the ports that are congested, as seen from the daemon's node.
-func (a *Admin) Congestion(ctx context.Context) ([]CongestedPort, error) {
+// Congestion returns the ports that are congested, as seen from the daemon's node, and about how
+// many more there are that it did not list.
+func (a *Admin) Congestion(ctx context.Context) (list []CongestedPort, leftOut int, err error) {
 	m, err := a.pb.ListCongestion(ctx, &rdsdv1.ListCongestionRequest{})
 	if err != nil {
-		return nil, callError(ctx, "list congestion", err)
+		return nil, 0, callError(ctx, "list congestion", err)
 	}
-	return all(m.GetPort(), congestedFromProto), nil
+	return all(m.GetPort(), congestedFromProto), int(m.GetLeftOut()), nil
 }
 
 // CongestionHistory returns the last hour of congestion, of one port or, if that is not

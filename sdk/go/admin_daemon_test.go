@@ -52,7 +52,7 @@ func adminOfRealDaemons(t *testing.T, bind binder) {
 			}
 		}
 	}
-	ports, err := farAdmin.Congestion(ctx)
+	ports, _, err := farAdmin.Congestion(ctx)
 	if err != nil || len(ports) != 1 || ports[0].Endpoint != to.LocalAddr() || int(ports[0].ReaderPID) != os.Getpid() ||
 		len(ports[0].Culprits) != 1 || ports[0].Culprits[0].Source != from.LocalAddr() {
 		t.Errorf("congested %+v, %v", ports, err)

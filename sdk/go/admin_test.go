@@ -162,9 +162,15 @@ var adminCalls = []adminCall{
 		[]Counter{{Name: "conn_reset", Value: 1, Help: "resets"}},
 	},
 	{
-		"list congestion", func(ctx context.Context, a *Admin) (any, error) { return a.Congestion(ctx) },
+		"list congestion", func(ctx context.Context, a *Admin) (any, error) {
+			l, leftOut, err := a.Congestion(ctx)
+			if err == nil && leftOut != 9 {
+				err = fmt.Errorf("%d are left out, want 9", leftOut)
+			}
+			return l, err
+		},
 		&rdsdv1.ListCongestionRequest{},
-		rdsdv1.ListCongestionResponse_builder{Port: []*rdsdv1.CongestedPort{rdsdv1.CongestedPort_builder{
+		rdsdv1.ListCongestionResponse_builder{LeftOut: 9, Port: []*rdsdv1.CongestedPort{rdsdv1.CongestedPort_builder{
 			Endpoint: endpointToProto(hereEnd), Local: true, SinceNs: 1, QueuedBytes: 2, ReaderUid: 3, ReaderPid: 4, WaitingSenders: 5, Blocked: 6,
 			Culprit: []*rdsdv1.Culprit{rdsdv1.Culprit_builder{Source: endpointToProto(thereEnd), QueuedDatagrams: 7, QueuedBytes: 8}.Build()},
 		}.Build()}}.Build(),

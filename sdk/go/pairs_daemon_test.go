@@ -239,7 +239,7 @@ func TestPairsFullAndCongested(t *testing.T) {
 			t.Fatalf("%d bytes were sent to a reader with a buffer of %d that does not read", put, buffer)
 		}
 		until(t, "the port is shown with who fills it", func() bool {
-			l, err := admin(d).Congestion(ctx)
+			l, _, err := admin(d).Congestion(ctx)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -6422,10 +6422,11 @@ func (b0 ListCongestionRequest_builder) Build() *ListCongestionRequest {
 }
 
 type ListCongestionResponse struct {
-	state           protoimpl.MessageState `protogen:"opaque.v1"`
-	xxx_hidden_Port *[]*CongestedPort      `protobuf:"bytes,1,rep,name=port"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	state              protoimpl.MessageState `protogen:"opaque.v1"`
+	xxx_hidden_Port    *[]*CongestedPort      `protobuf:"bytes,1,rep,name=port"`
+	xxx_hidden_LeftOut uint64                 `protobuf:"varint,2,opt,name=left_out,json=leftOut"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *ListCongestionResponse) Reset() {
@@ -6462,14 +6463,26 @@ func (x *ListCongestionResponse) GetPort() []*CongestedPort {
 	return nil
 }
 
+func (x *ListCongestionResponse) GetLeftOut() uint64 {
+	if x != nil {
+		return x.xxx_hidden_LeftOut
+	}
+	return 0
+}
+
 func (x *ListCongestionResponse) SetPort(v []*CongestedPort) {
 	x.xxx_hidden_Port = &v
+}
+
+func (x *ListCongestionResponse) SetLeftOut(v uint64) {
+	x.xxx_hidden_LeftOut = v
 }
 
 type ListCongestionResponse_builder struct {
 	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
 
-	Port []*CongestedPort
+	Port    []*CongestedPort
+	LeftOut uint64
 }
 
 func (b0 ListCongestionResponse_builder) Build() *ListCongestionResponse {
@@ -6477,6 +6490,7 @@ func (b0 ListCongestionResponse_builder) Build() *ListCongestionResponse {
 	b, x := &b0, m0
 	_, _ = b, x
 	x.xxx_hidden_Port = &b.Port
+	x.xxx_hidden_LeftOut = b.LeftOut
 	return m0
 }
 
@@ -9486,9 +9500,10 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x04R\x05value\x12\x12\n" +
 	"\x04help\x18\x03 \x01(\tR\x04help\"\x17\n" +
-	"\x15ListCongestionRequest\"D\n" +
+	"\x15ListCongestionRequest\"_\n" +
 	"\x16ListCongestionResponse\x12*\n" +
-	"\x04port\x18\x01 \x03(\v2\x16.rdsd.v1.CongestedPortR\x04port\"\xbf\x02\n" +
+	"\x04port\x18\x01 \x03(\v2\x16.rdsd.v1.CongestedPortR\x04port\x12\x19\n" +
+	"\bleft_out\x18\x02 \x01(\x04R\aleftOut\"\xbf\x02\n" +
 	"\rCongestedPort\x12-\n" +
 	"\bendpoint\x18\x01 \x01(\v2\x11.rdsd.v1.EndpointR\bendpoint\x12\x14\n" +
 	"\x05local\x18\x02 \x01(\bR\x05local\x12\x19\n" +

@@ -137,7 +137,8 @@ func (w *archive) lists(ctx context.Context, c source) error {
 	if err := w.add("counters.json", counters, err); err != nil {
 		return err
 	}
-	congestion, err := c.Congestion(ctx)
+	congestion, leftOut, err := c.Congestion(ctx)
+	w.meta.CongestionLeftOut = leftOut
 	if err := w.add("congestion.json", congestion, err); err != nil {
 		return err
 	}

@@ -47,10 +47,11 @@ the port was congested: . : + #`,
 				return a.adminStream(cmd.Context(), a.watchCongestion)
 			}
 			return a.read(cmd.Context(), func(ctx context.Context, c source) error {
-				list, err := c.Congestion(ctx)
+				list, leftOut, err := c.Congestion(ctx)
 				if err != nil {
 					return err
 				}
+				a.sayLeftOut(leftOut)
 				if a.json || a.form == formTSV || len(list) == 0 {
 					return printList(a, list, congestedColumns, "no port is congested")
 				}
@@ -63,6 +64,13 @@ the port was congested: . : + #`,
 	cmd.Flags().BoolVar(&watch, "watch", false, "report changes until interrupted; starts with what is congested now")
 	cmd.Flags().BoolVar(&history, "history", false, "show the last hour")
 	return aList(a.reader(cmd))
+}
+
+// sayLeftOut says that the daemon has not listed all congested ports.
+func (a *app) sayLeftOut(n int) {
+	if n > 0 {
+		fmt.Fprintf(a.err, "rdsd: about %d more ports are congested and not shown\n", n)
+	}
 }
 
 var congestedColumns = []column[rdsd.CongestedPort]{

@@ -138,7 +138,7 @@ func (fakeAdmin) GetConfig(context.Context, *rdsdv1.GetConfigRequest) (*rdsdv1.G
 }
 
 func (fakeAdmin) ListCongestion(context.Context, *rdsdv1.ListCongestionRequest) (*rdsdv1.ListCongestionResponse, error) {
-	return rdsdv1.ListCongestionResponse_builder{Port: []*rdsdv1.CongestedPort{
+	return rdsdv1.ListCongestionResponse_builder{LeftOut: 7, Port: []*rdsdv1.CongestedPort{
 		rdsdv1.CongestedPort_builder{
 			Endpoint: ep("10.0.0.1:4000"), Local: true, SinceNs: 3e9, QueuedBytes: 70000, ReaderUid: 1000, ReaderPid: 77,
 			Culprit: []*rdsdv1.Culprit{

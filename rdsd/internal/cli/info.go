@@ -18,6 +18,7 @@ type infoView struct {
 	Queue      []rdsd.QueuedDatagram `json:"queue"`
 	Truncated  bool                  `json:"truncated"` // more are queued
 	Congestion []rdsd.CongestedPort  `json:"congestion"`
+	LeftOut    int                   `json:"congestion_left_out,omitempty"` // about how many more are congested
 	Counters   []rdsd.Counter        `json:"counters"`
 }
 
@@ -37,6 +38,7 @@ kernel's tool see 'rdsd rds-info'.`,
 				if v.Truncated {
 					fmt.Fprintf(a.err, "rdsd: only the first %d queued datagrams are shown; see rdsd queue --limit\n", len(v.Queue))
 				}
+				a.sayLeftOut(v.LeftOut)
 				if a.json {
 					return writeJSON(a.out, v)
 				}
@@ -75,7 +77,7 @@ func fetchInfo(ctx context.Context, c source) (v infoView, err error) {
 	if v.Queue, v.Truncated, err = c.Queue(ctx, rdsd.QueueAll, 0); err != nil {
 		return v, err
 	}
-	if v.Congestion, err = c.Congestion(ctx); err != nil {
+	if v.Congestion, v.LeftOut, err = c.Congestion(ctx); err != nil {
 		return v, err
 	}
 	v.Counters, err = c.Counters(ctx, netip.Addr{})

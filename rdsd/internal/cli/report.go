@@ -34,6 +34,9 @@ type reportMeta struct {
 	Time    time.Time         `json:"time"`
 	Program string            `json:"program"` // the version of rdsd that made it
 	Missing map[string]string `json:"missing"` // what could not be had, and why
+
+	// CongestionLeftOut is about how many congested ports are not in congestion.json.
+	CongestionLeftOut int `json:"congestion_left_out,omitempty"`
 }
 
 // queueView is queue.json.
@@ -154,8 +157,9 @@ func (r *report) Counters(_ context.Context, peer netip.Addr) ([]rdsd.Counter, e
 }
 
 // Congestion implements source.
-func (r *report) Congestion(context.Context) ([]rdsd.CongestedPort, error) {
-	return loaded[[]rdsd.CongestedPort](r, "congestion.json")
+func (r *report) Congestion(context.Context) (list []rdsd.CongestedPort, leftOut int, err error) {
+	list, err = loaded[[]rdsd.CongestedPort](r, "congestion.json")
+	return list, r.meta.CongestionLeftOut, err
 }
 
 // CongestionHistory implements source.

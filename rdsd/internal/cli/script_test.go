@@ -297,7 +297,7 @@ func cmdWaits(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(err)
 	defer c.Close()
 	poll(ts, args[2]+" sockets to wait for "+args[1], func(ctx context.Context) bool {
-		list, err := c.Admin().Congestion(ctx)
+		list, _, err := c.Admin().Congestion(ctx)
 		return err == nil && slices.ContainsFunc(list, func(p rdsd.CongestedPort) bool {
 			return p.Endpoint.String() == args[1] && fmt.Sprint(p.WaitingSenders) == args[2]
 		})

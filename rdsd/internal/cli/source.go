@@ -17,7 +17,7 @@ type source interface {
 	Sockets(context.Context) ([]rdsd.SocketInfo, error)
 	Queue(ctx context.Context, kind rdsd.QueueKind, limit uint32) (list []rdsd.QueuedDatagram, truncated bool, err error)
 	Counters(ctx context.Context, peer netip.Addr) ([]rdsd.Counter, error)
-	Congestion(context.Context) ([]rdsd.CongestedPort, error)
+	Congestion(context.Context) (list []rdsd.CongestedPort, leftOut int, err error)
 	CongestionHistory(context.Context, netip.AddrPort) (*rdsd.CongestionHistory, error)
 	Errors(context.Context) (*rdsd.ErrorLog, error)
 	Config(context.Context) (string, error)

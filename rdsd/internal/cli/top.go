@@ -137,7 +137,7 @@ func shotOf(ctx context.Context, c source) (*top.Shot, error) {
 	if s.Sockets, err = c.Sockets(ctx); err != nil {
 		return nil, err
 	}
-	if s.Congestion, err = c.Congestion(ctx); err != nil {
+	if s.Congestion, _, err = c.Congestion(ctx); err != nil {
 		return nil, err
 	}
 	v, err := c.Volumes(ctx)

@@ -118,7 +118,7 @@ func TestTopOfALiveDaemon(t *testing.T) {
 	})
 	x.press("3")
 	x.until("the congested port with its reader", func(l []string) bool {
-		list, err := c.Admin().Congestion(ctx)
+		list, _, err := c.Admin().Congestion(ctx)
 		if err != nil || len(list) != 1 || list[0].ReaderPID == 0 {
 			return false
 		}
@@ -128,7 +128,7 @@ func TestTopOfALiveDaemon(t *testing.T) {
 	})
 	close(reads)
 	x.until("that no port is", func(l []string) bool {
-		list, err := c.Admin().Congestion(ctx)
+		list, _, err := c.Admin().Congestion(ctx)
 		return err == nil && len(list) == 0 && has("no port is congested")(l)
 	})
 	x.press("2")

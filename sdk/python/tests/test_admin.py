@@ -130,7 +130,7 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], str, Message, Message, A
         {},
         "ListCongestion",
         pb.ListCongestionRequest(),
-        pb.ListCongestionResponse(),
+        pb.ListCongestionResponse(left_out=3),
         (),
     ),
     (
@@ -251,6 +251,12 @@ async def test_the_last_hour(admin: Calls, fake: FakeAdmin) -> None:
     assert (h.others.congested_for, h.end.timestamp()) == (1, 0)
     await admin("congestion_history")
     assert fake.request == pb.GetCongestionHistoryRequest()
+
+
+def test_ports_that_are_left_out() -> None:
+    ports = codec.congestion(pb.ListCongestionResponse(left_out=3, port=[pb.CongestedPort()]))
+    assert isinstance(ports, rdsd.CongestedPorts)
+    assert (len(ports), ports.left_out) == (1, 3)
 
 
 def test_the_ports_of_a_map() -> None:

@@ -9,6 +9,7 @@ from ._admin_calls import HostLike
 from ._admin_types import (
     Budget,
     CongestedPort,
+    CongestedPorts,
     CongestionHistory,
     CongestionMap,
     CongestionMaps,
@@ -145,6 +146,7 @@ __all__ = [
     "Closed",
     "Congested",
     "CongestedPort",
+    "CongestedPorts",
     "CongestionChange",
     "CongestionEvent",
     "CongestionHistory",

@@ -76,7 +76,7 @@ def counters(remote: HostLike) -> ServiceCall[tuple[t.Counter, ...]]:
     return ServiceCall("GetCounters", request, codec.counters)
 
 
-def congestion() -> ServiceCall[tuple[t.CongestedPort, ...]]:
+def congestion() -> ServiceCall[t.CongestedPorts]:
     return ServiceCall("ListCongestion", pb.ListCongestionRequest(), codec.congestion)
 
 

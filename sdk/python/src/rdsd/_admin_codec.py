@@ -219,8 +219,10 @@ def congested(m: pb.CongestedPort) -> t.CongestedPort:
     )
 
 
-def congestion(m: pb.ListCongestionResponse) -> tuple[t.CongestedPort, ...]:
-    return tuple(map(congested, m.port))
+def congestion(m: pb.ListCongestionResponse) -> t.CongestedPorts:
+    ports = t.CongestedPorts(map(congested, m.port))
+    ports.left_out = m.left_out
+    return ports
 
 
 def port_history(m: pb.PortHistory) -> t.PortHistory:

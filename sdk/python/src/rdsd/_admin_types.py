@@ -319,6 +319,13 @@ class CongestedPort:
     """Who fills it, largest first."""
 
 
+class CongestedPorts(tuple[CongestedPort, ...]):
+    """What congestion returns."""
+
+    left_out: int = 0
+    """About how many more there are."""
+
+
 @dataclass(frozen=True, slots=True)
 class PortSlot:
     """For how long a port was congested in a slot."""

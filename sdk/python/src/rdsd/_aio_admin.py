@@ -9,7 +9,7 @@ import grpc.aio
 from . import _admin_calls as calls
 from ._admin_calls import HostLike
 from ._admin_types import (
-    CongestedPort,
+    CongestedPorts,
     CongestionHistory,
     CongestionMaps,
     CongestionNotice,
@@ -85,7 +85,7 @@ class Admin(Service):
         self,
         *,
         timeout: Timeout = None,
-    ) -> tuple[CongestedPort, ...]:
+    ) -> CongestedPorts:
         """As rdsd.Admin.congestion."""
         return await self._do(calls.congestion(), timeout)
 

@@ -9,7 +9,7 @@ import grpc
 from . import _admin_calls as calls
 from ._admin_calls import HostLike
 from ._admin_types import (
-    CongestedPort,
+    CongestedPorts,
     CongestionHistory,
     CongestionMaps,
     CongestionNotice,
@@ -92,7 +92,7 @@ class Admin(Service):
         self,
         *,
         timeout: Timeout = None,
-    ) -> tuple[CongestedPort, ...]:
+    ) -> CongestedPorts:
         """The ports that are congested, as seen from the daemon's node."""
         return self._do(calls.congestion(), timeout)
 

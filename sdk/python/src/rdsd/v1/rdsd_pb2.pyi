@@ -1867,16 +1867,22 @@ class ListCongestionResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PORT_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
+    left_out: _builtins.int
+    """about how many more there are"""
     @_builtins.property
-    def port(self) -> _containers.RepeatedCompositeFieldContainer[Global___CongestedPort]: ...
+    def port(self) -> _containers.RepeatedCompositeFieldContainer[Global___CongestedPort]:
+        """10,000 at most of each address of this node"""
+
     def __init__(
         self,
         *,
         port: _abc.Iterable[Global___CongestedPort] = ...,
+        left_out: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["port", b"port"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["left_out", b"left_out", "port", b"port"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
