@@ -228,6 +228,11 @@ func (l *ringLink) dropOutLocked(dst netip.AddrPort, o *pairOut) {
 
 // sweepPairsLocked lets go of pairs that are closed and empty. rxMu is held.
 func (l *ringLink) sweepPairsLocked() {
+	// A record that is half read is at the front of its pair, where it could be found to be another
+	// by now: the sender can still write there.
+	if h := &l.r.halfRead; h.len() > 0 {
+		l.r.keepLocked(*h.front())
+	}
 	var left []*pairIn
 	for _, p := range l.in.in {
 		if p.closed {

@@ -1,0 +1,91 @@
+//go:build linux && (amd64 || arm64 || loong64 || mips64le || ppc64le || riscv64)
+
+package rdsd
+
+import (
+	"net/netip"
+	"testing"
+	"unsafe"
+
+	"github.com/rdsd/rdsd/shm"
+)
+
+// pairFrom has s read from a pair number id, and returns its other end, whose flow is that of src.
+func pairFrom(t *testing.T, s *Socket, id uint64, src netip.AddrPort) (*shm.Pair, *shm.PairSender) {
+	t.Helper()
+	made, err := shm.CreatePair(id, shm.MinPairBytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := shm.OpenPair(made.WordsFD, made.DataFD, made.Bytes, shm.PairSends)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(out.Close)
+	in, err := shm.OpenPair(made.WordsFD, made.ReadFD, made.Bytes, shm.PairReads)
+	made.Lent()
+	made.Close()
+	made.Disown()
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := &pairOffer{&pairMem{p: in}, shm.PairReads, src}
+	o.mem.refs.Store(1)
+	if !linkOf(s).openPair(id, o) {
+		t.Fatal("the pair is not read from")
+	}
+	return out, shm.NewPairSender(out)
+}
+
+// putPaired puts datagrams of 8 bytes as one record, and returns where it is.
+func putPaired(t *testing.T, s *shm.PairSender, payloads ...string) []byte {
+	t.Helper()
+	b := s.Begin(8 * len(payloads))
+	if b == nil {
+		t.Fatal("there is no room in the pair")
+	}
+	for i, p := range payloads {
+		copy(b[8*i:], p)
+	}
+	if !s.Put(len(b), len(payloads)) {
+		t.Fatal("the pair is closed")
+	}
+	return b
+}
+
+// TestHalfReadPairStays: a sender that writes over a record which is half read, and closes, takes no memory
+// away from its reader: the rest comes, and so does what stands behind it.
+func TestHalfReadPairStays(t *testing.T) {
+	for name, word := range map[string]shm.Word{
+		"padding":   shm.MakeWord(shm.KindNothing, 24, 0), // the record would be left out
+		"no record": ^shm.Word(0),
+	} {
+		for _, early := range []bool{false, true} { // closed before the first is read, or after
+			d := newRingDaemon(t)
+			s := d.bindRing(localAddr)
+			ctx := testContext(t)
+			l := linkOf(s)
+			p, out := pairFrom(t, s, 7, peerAddr)
+			b := putPaired(t, out, "datum  0", "datum  1", "datum  2")
+			overwrite := func() { *(*shm.Word)(unsafe.Add(unsafe.Pointer(unsafe.SliceData(b)), -8)) = word }
+			if early {
+				p.Shut()
+				l.closePair(7)
+			}
+			recv := func(want string) {
+				t.Helper()
+				if got, err := s.Recv(ctx); err != nil || string(got.Payload) != want {
+					t.Errorf("%s: %q, %v, want %q", name, got.Payload, err, want)
+				}
+			}
+			recv("datum  0")
+			overwrite()
+			if !early {
+				p.Shut()
+				l.closePair(7)
+			}
+			recv("datum  1")
+			recv("datum  2")
+		}
+	}
+}
