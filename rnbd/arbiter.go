@@ -17,6 +17,7 @@ type volume struct {
 	handles []*handle // in no order
 	stores  [2]*store // opened for writing, and not
 	below   peerAddr  // who opened it below a root; none: it is an export's
+	last    *handle   // whose write came last
 	apart   bool      // one that had it for writing beside others may be away: looked at with the next write (overtakes)
 }
 
@@ -58,6 +59,7 @@ type handle struct {
 	inflight int // requests not replied to
 	since    time.Duration
 	foreign  bool     // see rnbdwire.Store
+	wrote    bool     // or had the volume before, and may have
 	seen     bool     // a request for it has come: its client has the answer to its OPEN
 	where    string   // it was found (try.where), once it writes
 	opening  *Opening // nil: there is none, or it has ended

@@ -6,7 +6,8 @@ import "slices"
 //
 // While a volume migrates two sessions have it for writing, and agree which of them writes. One
 // that goes without closing it and comes back is let in beside the other, in any mode, and
-// its waiting writes go on unless the other has written meanwhile: only then it is behind.
+// its waiting writes go on unless the other was the last to write when it went, or has written
+// meanwhile: only then it is behind.
 // So it is also where both go and come back, as they do when this daemon is started again. Who
 // closes it leaves it to the other.
 //
@@ -68,6 +69,26 @@ func (s *Server) joins(h *handle, me *Writer, p *past, other bool) {
 		}
 	}
 	p.beside = beside
+}
+
+// goes is told that h, which was open, is not any more. If another that has the volume for
+// writing beside it wrote after it, what h has waiting is older than that: h is behind. What one
+// that has not written yet has waiting is its first, from after it was given the volume.
+func (s *Server) goes(h *handle) {
+	v := h.store.vol
+	v.apart = true
+	if v.last == nil || !h.wrote || h.rules.Shared {
+		return
+	}
+	p, me, last := s.past[v.id], h.writer(), v.last.writer()
+	list := p.company()
+	if me.same(&last) || !me.among(list) || !last.among(list) || v.there(&me, h) {
+		return // CLOSE has left it to others, who may have gone likewise, or it is there by another handle
+	}
+	p.overtaken(&me)
+	p.writer, p.beside = last, last.without(me.without(list))
+	s.remember(v.id, p)
+	s.env.Keep()
 }
 
 // overtakes is told of the first write by h after a session may have gone that had the volume

@@ -117,6 +117,45 @@ func TestMigrationLosesOne(tt *testing.T) {
 	}
 }
 
+// TestMigrationWroteLast: of two that have a volume for writing one is lost when the other was the last to
+// write, although nobody writes meanwhile: its waiting write is the older one.
+func TestMigrationWroteLast(tt *testing.T) {
+	for _, source := range []bool{true, false} {
+		for _, both := range []bool{false, true} { // are lost
+			what := fmt.Sprintf("source %v, both %v", source, both)
+			w, exp, a, b, va, vb := migrating(tt)
+			if !source {
+				a, va, b, vb = b, vb, a, va
+			}
+			for _, x := range []struct {
+				e *end
+				v *Volume
+			}{{a, va}, {b, vb}} {
+				if err := x.e.write(x.v, 0, 3, 512, 0); err != nil {
+					tt.Fatal(err)
+				}
+			}
+			w.kept = 0
+			a.cut()
+			late := a.waits(va, 2)
+			if both {
+				b.cut()
+				w.run()
+				w.restart(ServerConfig{Boot: 7, Past: w.srv.Past(), Notes: true}, exp)
+				b.connect()
+			}
+			a.connect()
+			wantState(tt, what, vb, Open)
+			if late.Err == nil || w.kept == 0 {
+				tt.Errorf("%s: the older write: %v, kept %d", what, late.Err, w.kept)
+			}
+			if got, err := b.read(vb, 0, 512); got != 3 || err != nil {
+				tt.Errorf("%s: the volume holds %d, %v; want 3", what, got, err)
+			}
+		}
+	}
+}
+
 // TestMigrationOverAStart: both that have a volume for writing go and come back, in any order. The one
 // whose write waits goes on; another session that comes first puts both behind.
 func TestMigrationOverAStart(tt *testing.T) {

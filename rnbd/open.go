@@ -375,7 +375,7 @@ func (s *Server) take(now time.Duration, h *handle) {
 		return
 	}
 	h.state = handleForced
-	h.store.vol.apart = true
+	s.goes(h)
 	s.env.Event(ServerEvent{Kind: ServerClosed, Name: h.name, Session: h.sess.rt.Name, Access: h.access, Err: ErrNotOpen})
 	s.drained(now, h)
 }
@@ -393,7 +393,7 @@ func (s *Server) close(now time.Duration, h *handle, why error) {
 	switch {
 	case !opening:
 		if h.store != nil {
-			h.store.vol.apart = true
+			s.goes(h)
 		}
 		s.drained(now, h)
 	case h.opening != nil && len(s.orphans) >= maxOrphans: // a client could make ever more

@@ -47,6 +47,7 @@ func (s *Server) wrote(o *Opening, id any) {
 		me.learn(&p.writer)
 	}
 	other := another && !me.among(p.beside) // than those that had it
+	h.wrote = p.writer.Name != "" && !other
 	if !h.rules.Shared {
 		s.joins(h, &me, &p, other)
 	}

@@ -134,8 +134,11 @@ func (s *Server) io(now time.Duration, e *session, r *rtrs.ServerReq) {
 		s.rt.Reply(now, r, 0, err)
 		return
 	}
-	if h.store.vol.apart && q.op.Writes() {
-		s.overtakes(h)
+	if q.op.Writes() {
+		h.wrote, h.store.vol.last = true, h
+		if h.store.vol.apart {
+			s.overtakes(h)
+		}
 	}
 	// From here on the volume is not closed before this is answered.
 	h.inflight++
