@@ -45,7 +45,7 @@ func (n *Node) clientRoom(id config.Identity) error {
 // acceptor is l with a loop that no error ends.
 func (n *Node) acceptor(l net.Listener, what string, refuse func(net.Conn, error)) *accept.Listener {
 	a := accept.New(l, what, n.deps.Log)
-	a.Reserve, a.Refuse, a.Failed = n.deps.FDs.Reserve, refuse, &n.deps.Count.AcceptErrors
+	a.Reserve, a.Refuse, a.Failed, a.Guard = n.deps.FDs.Reserve, refuse, &n.deps.Count.AcceptErrors, n.deps.Guard
 	return a
 }
 

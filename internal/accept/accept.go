@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/rdsd/rdsd/internal/guard"
 )
 
 // Pauses after an error: the first, and the longest.
@@ -15,6 +17,9 @@ const (
 	pauseMin = time.Millisecond
 	pauseMax = time.Second
 )
+
+// refuseTime is how long a connection that is refused may take to be closed before the loop goes on.
+const refuseTime = 200 * time.Millisecond
 
 // sayEvery is how often a loop that goes on failing says so.
 const sayEvery = 10 * time.Second
@@ -31,13 +36,16 @@ type Listener struct {
 	// wait, and need not close the connection. If it is nil the connection is closed
 	// without a reason.
 	Refuse func(c net.Conn, err error)
+	Guard  *guard.Guard // contains panics of Refuse; nil: none is
 	// Hold is asked before each connection is accepted; while it says so none is. It may be nil.
 	Hold func() bool
 
 	pause time.Duration // owned by the accepting goroutine
 	said  time.Time
-	done  chan struct{}
-	once  sync.Once
+	// refused is closed when the connection that was refused last has been closed; owned like pause.
+	refused chan struct{}
+	done    chan struct{}
+	once    sync.Once
 }
 
 // New is a Listener over l; fields may be set before the first Accept.
@@ -63,7 +71,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 			l.Failed.Add(1)
 		}
 		l.say(err)
-		if noDescriptor(err) && l.Reserve != nil {
+		if noDescriptor(err) && l.Reserve != nil && !l.refusing() {
 			took := false
 			l.Reserve.use(func() { took = l.refuseOne(err) })
 			if took {
@@ -121,11 +129,34 @@ func (l *Listener) refuseOne(why error) (took bool) {
 	if err != nil {
 		return false
 	}
-	if l.Refuse != nil {
-		l.Refuse(c, why)
+	refused := make(chan struct{})
+	l.refused = refused
+	go func() { // ends when c is closed, which takes as long as the owner of a descriptor that was sent there likes
+		defer close(refused)
+		defer l.Guard.Recover(guard.Accept, nil)
+		defer c.Close()
+		if l.Refuse != nil {
+			l.Refuse(c, why)
+		}
+	}()
+	t := time.NewTimer(refuseTime)
+	defer t.Stop()
+	select {
+	case <-refused:
+	case <-t.C:
 	}
-	c.Close()
 	return true
+}
+
+// refusing reports whether the connection that was refused last is not closed yet. It has the
+// reserve, and no other gets one.
+func (l *Listener) refusing() bool {
+	select {
+	case <-l.refused:
+		return false
+	default:
+		return l.refused != nil
+	}
 }
 
 func (l *Listener) say(err error) {

@@ -141,26 +141,7 @@ func TestReserve(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer client.Close()
-	var fds []int
-	var was unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
-		t.Fatal(err)
-	}
-	used, _, _ := Room(was.Cur, 1, 0)
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(used + 8), Max: was.Max}); err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Setrlimit(unix.RLIMIT_NOFILE, &was)
-	for {
-		fd, err := unix.Eventfd(0, 0)
-		if err != nil {
-			break
-		}
-		fds = append(fds, fd)
-	}
-	if _, ok, _ := Room(uint64(used+8), 1, 0); ok {
-		t.Error("there is room although nothing can be opened")
-	}
+	free := takeAll(t)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -172,11 +153,125 @@ func TestReserve(t *testing.T) {
 	if err != nil || !strings.Contains(string(buf[:n]), "too many open files") {
 		t.Errorf("the client was told %q, %v", buf[:n], err)
 	}
-	for _, fd := range fds {
-		unix.Close(fd)
-	}
+	free()
 	l.Close()
 	<-ended
+}
+
+// takeAll leaves no descriptor, until free is called.
+func takeAll(t *testing.T) (free func()) {
+	t.Helper()
+	var fds []int
+	var was unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	used, _, _ := Room(was.Cur, 1, 0)
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(used + 8), Max: was.Max}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Setrlimit(unix.RLIMIT_NOFILE, &was) })
+	for {
+		fd, err := unix.Eventfd(0, 0)
+		if err != nil {
+			break
+		}
+		fds = append(fds, fd)
+	}
+	if _, ok, _ := Room(uint64(used+8), 1, 0); ok {
+		t.Error("there is room although nothing can be opened")
+	}
+	return func() {
+		for _, fd := range fds {
+			unix.Close(fd)
+		}
+	}
+}
+
+// lingering is a TCP socket whose last close takes until the test ends: it has unsent data, and
+// SO_LINGER.
+func lingering(t *testing.T) *os.File {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	far, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { far.Close() })
+	f, err := c.(*net.TCPConn).File()
+	if err == nil {
+		err = c.(*net.TCPConn).SetLinger(3600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+	for full := make([]byte, 1<<20); err == nil; {
+		_, err = c.Write(full)
+	}
+	return f
+}
+
+// TestRefusedTakesItsTime: a connection that is refused and takes for ever to be closed, because of
+// a descriptor that its client has sent, does not keep others out.
+func TestRefusedTakesItsTime(t *testing.T) {
+	inner, err := net.Listen("unix", t.TempDir()+"/s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	reserve, err := NewReserve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(reserve.Close) // after the one of lingering
+	l := New(inner, "test", nil)
+	defer l.Close()
+	l.Reserve = reserve
+	var refusals atomic.Int32
+	l.Refuse = func(net.Conn, error) { refusals.Add(1) }
+	var clients [2]net.Conn
+	for i := range clients {
+		if clients[i], err = net.Dial("unix", inner.Addr().String()); err != nil {
+			t.Fatal(err)
+		}
+		defer clients[i].Close()
+	}
+	slow := lingering(t)
+	if _, _, err := clients[0].(*net.UnixConn).WriteMsgUnix([]byte{1}, unix.UnixRights(int(slow.Fd())), nil); err != nil {
+		t.Fatal(err)
+	}
+	slow.Close() // not the last one
+	free := takeAll(t)
+	accepted := make(chan error, 1)
+	go func() {
+		c, err := l.Accept()
+		if err == nil {
+			c.Close()
+		}
+		accepted <- err
+	}()
+	time.Sleep(3 * refuseTime)
+	if n := refusals.Load(); n != 1 {
+		t.Errorf("%d are refused at a time", n)
+	}
+	free()
+	select {
+	case err := <-accepted:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(5 * time.Second):
+		t.Error("no connection is accepted any more")
+	}
 }
 
 // TestRoom: the edge is exact.

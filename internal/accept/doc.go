@@ -6,5 +6,6 @@
 // Where no descriptor is free, a reserve is given up for a moment: the connection is
 // accepted and told why it ends, instead of waiting in the kernel in vain.
 //
-// Goroutines: none. Locks: Reserve.mu, held for system calls that do not wait.
+// Goroutines: one of a listener at most, which closes the connection that was refused. Locks:
+// Reserve.mu, held for system calls that do not wait, and for refuseTime at most.
 package accept

@@ -54,7 +54,7 @@ var arrows = []struct {
 	{"internal/toll/tolltest", nil},
 	// The account of the node's memory refuses with an errno.
 	{"internal/quota", []string{"rdserr"}},
-	{"internal/accept", nil},
+	{"internal/accept", []string{"internal/guard"}},
 	{"internal/reactor", []string{"internal/guard"}},
 
 	// The contract of a link. Its frames lie in pooled buffers.
