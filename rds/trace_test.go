@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -114,6 +115,38 @@ func TestTraceStages(t *testing.T) {
 	w.b.SetTracer(nil)
 	send(4001, 1)
 	wantTraced(t, l)
+}
+
+// TestTraceLane: sender and receiver tell the same lane of a datagram, whichever it took.
+func TestTraceLane(t *testing.T) {
+	w := newPair(t)
+	r, _ := w.b.Bind(4000, SocketOptions{})
+	lanes := map[string]bool{}
+	for port := range uint16(16) {
+		s, _ := w.a.Bind(5000+port, SocketOptions{})
+		l := &[]string{}
+		for range 2 { // the first makes the link
+			*l = nil
+			w.a.SetTracer(tracerTo{"", l})
+			w.b.SetTracer(tracerTo{"", l})
+			if err := s.Send(w.now, r.Addr(), make([]byte, 9), 0, Reported); err != nil {
+				t.Fatal(err)
+			}
+			w.run()
+		}
+		var of [3]string
+		for i, line := range *l {
+			_, line, _ = strings.Cut(line, "lane ")
+			of[min(i, 2)], _, _ = strings.Cut(line, " ")
+		}
+		if len(*l) != 3 || of[0] != of[1] || of[0] != of[2] {
+			t.Errorf("traced %q", *l)
+		}
+		lanes[of[1]] = true
+	}
+	if len(lanes) < 2 {
+		t.Errorf("16 flows took lanes %v alone", lanes)
+	}
 }
 
 // TestTraceRefused: a datagram that its receiver has no room for is told as refused, and

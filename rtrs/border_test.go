@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rdsd/rdsd/rdserr"
 	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
@@ -26,6 +27,44 @@ func TestOnePathWithOtherChunks(t *testing.T) {
 		err := q.Received(f.now, 0, info(c.chunks, 7), 0, false)
 		if c.bad != errors.Is(err, ErrProtocol) || c.bad == (q.State() == Connected) || p.State() != Connected || f.ups != 1 {
 			t.Errorf("%d chunks of %d bytes: %v; the path is %v, the other %v, up %d times", c.chunks.Depth, c.chunks.Size(), err, q.State(), p.State(), f.ups)
+		}
+	}
+}
+
+// TestOtherChunksOfAKernel: a kernel says no generation, so that other chunks are a new session when
+// no path is connected to the old one. With one that is, and of a server of ours, which would say
+// another generation, they break the protocol.
+func TestOtherChunksOfAKernel(t *testing.T) {
+	for name, c := range map[string]struct {
+		flags, g uint32
+		alone    bool // no path is connected
+		fresh    bool
+	}{
+		"a kernel's":               {rtrswire.NewRKey, 0, true, true},
+		"a kernel's second path":   {rtrswire.NewRKey, 0, false, false},
+		"ours, of one generation":  {ours, 7, true, false},
+		"ours, a path of the same": {ours, 7, false, false},
+	} {
+		f := newFakeClient(t, ClientConfig{})
+		p := f.add(1)
+		for i := range f.c.cfg.Conns {
+			p.Dialed(f.now, i, rsp(fourChunks, c.flags))
+		}
+		if err := p.Received(f.now, 0, info(fourChunks, c.g), 0, false); err != nil {
+			t.Fatal(err)
+		}
+		q := f.add(2)
+		if c.alone {
+			p.Lost(f.now, 0, rdserr.ErrReset)
+			p.Gone(f.now)
+		}
+		other := chunksOf(8, 8192, 512)
+		for i := range f.c.cfg.Conns {
+			q.Dialed(f.now, i, rsp(other, c.flags))
+		}
+		err := q.Received(f.now, 0, info(other, c.g), 0, false)
+		if c.fresh && (err != nil || f.c.chunks != other) || !c.fresh && (!errors.Is(err, ErrProtocol) || f.c.chunks != fourChunks) {
+			t.Errorf("%s: %v; the session has %d chunks", name, err, f.c.chunks.Depth)
 		}
 	}
 }

@@ -46,3 +46,20 @@ func TestDialEndsWithItsSide(t *testing.T) {
 		})
 	}
 }
+
+// TestDisconnectIsTheEnd: after Disconnect a queue pair has nothing to tell, and is not connected
+// any more.
+func TestDisconnectIsTheEnd(t *testing.T) {
+	x, y := connected(t, nil)
+	x.q.Disconnect()
+	y.end()
+	x.d.r.Sync()
+	if len(x.ended) != 0 {
+		t.Errorf("whoever has ended it is told: %v", <-x.ended)
+	}
+	fresh := newEnd(t, x.d, depths)
+	fresh.q.Disconnect()
+	if _, err := x.d.dial(fresh.q.(*queuePair), 0, netip.AddrPortFrom(netip.MustParseAddr(local(9)), testPort), ib.Param{}); err == nil {
+		t.Error("one that has ended dials")
+	}
+}
