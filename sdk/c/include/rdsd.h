@@ -314,7 +314,10 @@ RDSD_API ssize_t rdsd_recv_batch(rdsd_socket *sock, rdsd_msg *msgs, size_t n, in
  */
 RDSD_API void rdsd_release(rdsd_msg *msgs, size_t n);
 
-/* 1 and *size, the length of the next datagram, without taking it; 0 when none is there. */
+/*
+ * 1 and *size, the length of the next datagram, without taking it; 0 when none is there.
+ * -ENOBUFS as rdsd_recv_batch, when so much is unreleased.
+ */
 RDSD_API int rdsd_peek(rdsd_socket *sock, size_t *size);
 
 /* Outcomes */

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import errno
 import gc
 import mmap
 import os
@@ -418,6 +419,22 @@ def test_what_is_borrowed_is_in_the_way(bind: Bind) -> None:
             lease.release()
     assert len(b.recv(timeout=10).payload) == 1 << 20
     sender.join()
+
+
+def test_a_request_needs_nothing_of_what_is_borrowed(
+    bind: Bind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def all_are_out(_: rdsd.Socket) -> None:
+        raise rdsd.Congested(errno.ENOBUFS, "8192 received pieces are unreleased: release some")
+
+    a, b = bind(), bind()
+    monkeypatch.setattr(type(b), "_peek", all_are_out, raising=False)
+    with pytest.raises(rdsd.Congested, match="release some"):
+        b.peek_size()
+    with ThreadPoolExecutor(1) as pool:
+        request = pool.submit(b.request, a.local_address, b"?", 5)
+        a.reply(a.recv(timeout=5), b"!", timeout=5)
+        assert request.result(10).payload == b"!"
 
 
 def test_a_slot_is_filled_in_place(bind: Bind) -> None:

@@ -231,7 +231,8 @@ class RingSocket(Socket):
     def _check_usable(self) -> None:
         if self._closed and not self._ring.forked:
             raise make(Closed)
-        self._ring._peek()  # raises why it is over
+        with contextlib.suppress(Congested):  # too much is borrowed, which is in nobody's way here
+            self._ring._peek()  # raises why it is over
 
     async def _exchange(self, dst: Address, payload: Payload, timeout: float | None) -> Datagram:
         where = dst

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 
 from ._calls import EventQueue
 from ._core import BindOptions
-from ._errors import Closed, InvalidArgument, RdsError, TimedOut, fresh, make
+from ._errors import Closed, Congested, InvalidArgument, RdsError, TimedOut, fresh, make
 from ._ring import Ring, RingRoom, lease
 from ._slots import Lease, Slot
 from ._sync_socket import CongestionWatch, Socket
@@ -96,7 +97,8 @@ class RingSocket(Ring, Socket):
     def _check_usable(self) -> None:
         if self._closed and not self.forked:
             raise make(Closed)
-        self._peek()  # raises why it is over
+        with contextlib.suppress(Congested):  # too much is borrowed, which is in nobody's way here
+            self._peek()  # raises why it is over
 
     def peek_size(self, timeout: Timeout = None) -> int | None:
         return self._peek()
