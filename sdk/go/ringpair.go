@@ -210,6 +210,10 @@ func (l *ringLink) closePair(id uint64) (gone bool) {
 			if p.id == id {
 				p.closed = true
 				l.ending++
+				// Who waits may not have been told of what was put last: the sender died before it
+				// did, or its daemon let go of it before the reader was rung.
+				r.rxSeq.Add(1)
+				r.waiters.wake(shm.ClientWaitsRecv)
 			}
 		}
 		l.sweepPairsLocked()

@@ -53,6 +53,46 @@ func putPaired(t *testing.T, s *shm.PairSender, payloads ...string) []byte {
 	return b
 }
 
+// TestClosedPairWakes: the end of a pair is news for a reader that is parked. What its sender put
+// last it may have told nobody of: it died before, or the daemon let go of it before the reader was rung.
+func TestClosedPairWakes(t *testing.T) {
+	d := newRingDaemon(t)
+	s := d.bindRing(localAddr)
+	ctx := testContext(t)
+	r, l := ringsOf(s), linkOf(s)
+	p, out := pairFrom(t, s, 7, peerAddr)
+	r.rxMu.Lock()
+	w := r.rxWaiterLocked(nil)
+	r.rxMu.Unlock()
+	r.waiters.add(w) // parked; nobody hears the doorbell for it
+	putPaired(t, out, "the last")
+	select { // of what came before
+	case <-w.ch:
+	default:
+	}
+	seq := r.rxSeq.Load()
+	p.Shut()
+	l.closePair(7)
+	select {
+	case <-w.ch:
+	default:
+		t.Error("a parked reader is told nothing")
+	}
+	if r.rxSeq.Load() == seq {
+		t.Error("a reader that is about to park is told nothing")
+	}
+	r.waiters.remove(w)
+	w.done()
+	if got, err := s.Recv(ctx); err != nil || string(got.Payload) != "the last" {
+		t.Errorf("%q, %v", got.Payload, err)
+	}
+	eventually(t, "the pair is let go of", func() bool {
+		r.rxMu.Lock()
+		defer r.rxMu.Unlock()
+		return l.in == nil && l.ending == 0
+	})
+}
+
 // TestHalfReadPairStays: a sender that writes over a record which is half read, and closes, takes no memory
 // away from its reader: the rest comes, and so does what stands behind it.
 func TestHalfReadPairStays(t *testing.T) {
