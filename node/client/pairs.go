@@ -237,6 +237,7 @@ func (r *ringSock) pairReader(port uint16) *ringSock {
 	// Of another user's memory a reader could hold as much as it likes to be sent.
 	case to.s.id.UID != r.s.id.UID:
 	case r.pairs.out[port] != nil || len(r.pairs.out) >= maxPairs || len(to.pairs.in) >= maxPairs:
+	case to.pairs.in[r.sock.Addr().Port()] != nil: // of a socket before r, which the reader still has
 	case r.host.Traced() || r.front.sockets.draining() != nil:
 	default:
 		return to
