@@ -58,6 +58,14 @@ func (s *PairSender) Ready() bool {
 // placed yet, as the mark is that of the last that is.
 func (s *PairSender) May(out, n int) bool { return out == 0 && n <= s.Most() && s.Ready() }
 
+// Last is for a pair that the daemon has closed, with so many descriptors placed in the receive ring
+// since: what stands behind a mark beyond them no sender has put there, and its turn would not come.
+func (x *PairReceiver) Last(placed uint64) {
+	if _, ok := x.Peek(placed); !ok && x.head != x.tail {
+		x.spoil()
+	}
+}
+
 // Over reports whether the pair was found closed.
 func (s *PairSender) Over() bool { return s.over }
 

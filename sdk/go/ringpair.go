@@ -240,7 +240,7 @@ func (l *ringLink) sweepPairsLocked() {
 	var left []*pairIn
 	for _, p := range l.in.in {
 		if p.closed {
-			p.r.Peek(0) // looks at the tail, if it is at the end of what was known
+			p.r.Last(l.region.RecvTail().Load())
 		}
 		if p.closed && p.r.Over() {
 			l.ending--

@@ -129,3 +129,40 @@ func TestHalfReadPairStays(t *testing.T) {
 		}
 	}
 }
+
+// TestPairBehindAFalseMark: of a pair that was closed with datagrams behind a mark that the receive ring does not
+// come to, the reader lets go; behind one that it will come to, they are read.
+func TestPairBehindAFalseMark(t *testing.T) {
+	for _, honest := range []bool{false, true} {
+		d := newRingDaemon(t)
+		s := d.bindRing(localAddr)
+		r, l := ringsOf(s), linkOf(s)
+		p, out := pairFrom(t, s, 7, peerAddr)
+		putPaired(t, out, "datum  0")
+		other := d.bindRing(otherAddr)
+		if err := other.Send(testContext(t), localAddr, []byte("by the daemon")); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "it is placed", func() bool { return l.region.RecvTail().Load() == 1 })
+		if p.SetMark(2); honest {
+			p.SetMark(1)
+		}
+		putPaired(t, out, "datum  1")
+		p.Shut()
+		l.closePair(7)
+		want := []string{"datum  0", "by the daemon"}
+		if honest {
+			want = append(want, "datum  1")
+		}
+		for _, w := range want {
+			if got, err := s.Recv(testContext(t)); err != nil || string(got.Payload) != w {
+				t.Errorf("%q, %v, want %q", got.Payload, err, w)
+			}
+		}
+		eventually(t, "the pair is let go of", func() bool {
+			r.rxMu.Lock()
+			defer r.rxMu.Unlock()
+			return l.in == nil && l.ending == 0
+		})
+	}
+}

@@ -619,7 +619,7 @@ int rdsdi_pair_next(struct rdsdi_rx *rx, uint64_t taken, bool lends);
 int rdsdi_pair_before(struct rdsdi_rx *rx, const rdsd_addr *from, bool lends);
 bool rdsdi_pairs_ready(struct rdsdi_region *r, uint64_t taken);
 /* Whether one that the daemon has closed is empty. */
-bool rdsdi_pair_read_out(struct rdsdi_pair *p);
+bool rdsdi_pair_read_out(struct rdsdi_pair *p, uint64_t placed);
 /* Nothing more gets in. */
 void rdsdi_pairs_shut(struct rdsdi_region *r);
 

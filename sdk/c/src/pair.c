@@ -250,7 +250,7 @@ void rdsdi_pairs_sweep(rdsd_socket *s)
 		struct rdsdi_pair *p = r->pairs[i];
 
 		c->ending = c->ending || p->closed;
-		if (!p->closed || c->says_n >= MAX_SAYS || !rdsdi_pair_read_out(p)) {
+		if (!p->closed || c->says_n >= MAX_SAYS || !rdsdi_pair_read_out(p, load_acquire(at64(r, W_RECV_TAIL)))) {
 			i++;
 			continue;
 		}

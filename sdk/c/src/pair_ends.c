@@ -408,9 +408,12 @@ void rdsdi_pairs_sleep(struct rdsdi_region *r, bool on)
 		atomic_store(word32(r->pairs[i], PAIR_SLEEPS), on);
 }
 
-bool rdsdi_pair_read_out(struct rdsdi_pair *p)
+bool rdsdi_pair_read_out(struct rdsdi_pair *p, uint64_t placed)
 {
-	if (!p->over && p->head == p->tail)
-		look(p);
+	struct found f;
+
+	/* The daemon has closed it: behind a mark beyond what it has placed stands nothing of an honest sender's, and no turn would come. */
+	if (!peek(p, placed, &f) && p->head != p->tail)
+		spoil(p);
 	return p->over || (p->raw & PAIR_CLOSED && p->head == p->tail);
 }

@@ -179,7 +179,7 @@ static void model(void)
 	for (; next(mark); first++)
 		rdsdi_lease_drop(e.rx.lease, e.rx.left);
 	CHECK_IS(first, last);
-	CHECK(over && wraps > 10 * PAIR_MIN && rdsdi_pair_read_out(e.in.pairs[0]));
+	CHECK(over && wraps > 10 * PAIR_MIN && rdsdi_pair_read_out(e.in.pairs[0], mark));
 	CHECK_IS(atomic_load(&e.in.kept), 0);
 	CHECK_IS(atomic_load(word(PAIR_SENT)), atomic_load(word(PAIR_READ)));
 	CHECK_IS(atomic_load(word(PAIR_SENT + PAIR_WORD_APART)), atomic_load(word(PAIR_READ + PAIR_WORD_APART)));
@@ -308,6 +308,22 @@ static void nonsense(void)
 	}
 }
 
+/* What stands behind a mark that the daemon will not come to keeps no closed pair. */
+static void false_mark(void)
+{
+	struct rdsdi_pair *in;
+
+	start();
+	in = e.in.pairs[0];
+	atomic_store(word(PAIR_MARK), 2);
+	CHECK_IS(put(1, 8, 1), 1);
+	CHECK_IS(next(1), 0);
+	atomic_fetch_or(word(PAIR_TAIL), PAIR_CLOSED);
+	CHECK(!rdsdi_pair_read_out(in, 2) && !in->over);
+	CHECK(rdsdi_pair_read_out(in, 1) && in->over);
+	CHECK_IS(next(2), 0);
+}
+
 /* A partner writes what it likes, everywhere: the other end stays within its memory and does not loop. */
 static void scribbled(void)
 {
@@ -361,7 +377,8 @@ int main(int argc, char **argv)
 {
 	static const struct test tests[] = {
 		{"pair model", model}, {"pair copied", copied},   {"pair kept", kept},
-		{"pair rules", rules}, {"pair refused", refused}, {"pair nonsense", nonsense}, {"pair scribbled", scribbled},
+		{"pair rules", rules}, {"pair refused", refused}, {"pair nonsense", nonsense},
+		{"pair false mark", false_mark}, {"pair scribbled", scribbled},
 	};
 
 	return run_tests(argc, argv, tests, sizeof tests / sizeof *tests);
