@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from types import FrameType
 from typing import Any, cast
 
 import grpc
@@ -185,6 +188,39 @@ async def test_requests_have_a_limit_and_wait(
     answers = [await one for one in asked]
     assert [d.payload for d in answers] == [b"re: %d" % i for i in range(many)]
     assert len(a._requests._ports.ports) <= kept
+
+
+@pytest.mark.parametrize(
+    ("name", "event"),
+    [("pick", "return"), ("_acquire", "return"), ("take_turn", "return"), ("_add", "call")],
+)
+def test_a_request_that_is_interrupted_leaves_nothing(
+    fake: FakeDaemon, name: str, event: str
+) -> None:
+    with rdsd.Client(fake.target, front_end="seqpacket") as client:
+        a, b = client.bind((HOST, 0)), client.bind((HOST, 0))
+
+        def interrupt(frame: FrameType, what: str, arg: Any) -> None:
+            if frame.f_code.co_name == name and what == event and arg is not False:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+        before = sys.getprofile()
+        sys.setprofile(interrupt)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                a.request(b.local_address, b"interrupted", 5)
+        finally:
+            sys.setprofile(before)
+        requests = a._requests
+        assert not requests._changed._is_owned()  # type: ignore[attr-defined]
+        assert not any(port.asked for port in requests._ports.ports)
+        with ThreadPoolExecutor(1) as pool:
+            request = pool.submit(a.request, b.local_address, b"?", 5)
+            while (asked := b.recv(timeout=5)).payload != b"?":
+                pass
+            b.reply(asked, b"!", timeout=5)
+            assert request.result(10).payload == b"!"
 
 
 @pytest.mark.parametrize("early", [True, False])

@@ -54,7 +54,7 @@ class Port(Generic[S]):
     """A socket that requests leave from."""
 
     sock: S
-    asked: set[Address] = field(default_factory=set)
+    asked: dict[Address, object] = field(default_factory=dict)  # by which request
     spoiled: bool = False
 
 
@@ -63,32 +63,34 @@ class ReplyPorts(Generic[S]):
 
     def __init__(self) -> None:
         self.ports: list[Port[S]] = []
-        self.binding = False  # somebody has the turn to add a port
+        self.binding: object = None  # the request that has the turn to add a port
         self.closed = False
 
-    def pick(self, dst: Address, lost: Callable[[S], bool]) -> Port[S] | None:
-        """Puts a request on a port that has none to dst."""
+    def pick(self, me: object, dst: Address, lost: Callable[[S], bool]) -> Port[S] | None:
+        """Puts the request me on a port that has none to dst."""
         if self.closed:
             raise make(Closed)
         for port in self.ports:
             if not port.spoiled and dst not in port.asked and not lost(port.sock):
-                port.asked.add(dst)
+                port.asked[dst] = me
                 return port
         return None
 
-    def take_turn(self) -> bool:
+    def take_turn(self, me: object) -> bool:
         """Whether the caller is to bind a port: one at a time, as it may do for all who wait."""
-        if self.binding or len(self.ports) >= MAX_PORTS:
+        if self.binding is not None or len(self.ports) >= MAX_PORTS:
             return False
-        self.binding = True
+        self.binding = me
         return True
 
-    def release(
-        self, port: Port[S], dst: Address, late: bool, lost: Callable[[S], bool]
-    ) -> list[S]:
-        """Ends a request; late: its answer may still come. What is to be closed."""
-        port.asked.discard(dst)
-        port.spoiled |= late
+    def release(self, me: object, late: bool, lost: Callable[[S], bool]) -> list[S]:
+        """Ends a request, wherever it was; late: its answer may still come. What to close."""
+        if self.binding is me:
+            self.binding = None
+        for port in self.ports:
+            for dst in [dst for dst, by in port.asked.items() if by is me]:
+                del port.asked[dst]
+                port.spoiled |= late
         idle = [p for p in self.ports if not p.asked]
         kept = [p for p in idle if not p.spoiled and not lost(p.sock)][:KEEP_PORTS]
         out = [p for p in idle if p not in kept]
@@ -125,60 +127,71 @@ class Requests:
     ) -> None:
         self._bind = bind
         self._options = options
-        self._changed = threading.Condition()
-        self._ports: ReplyPorts[_sync_socket.Socket] = ReplyPorts()  # guarded by _changed
+        # For with: a Python function would leave it locked, interrupted at its end.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._ports: ReplyPorts[_sync_socket.Socket] = ReplyPorts()  # guarded by _lock
 
     def request(self, dst: Address, payload: Payload, limit: float | None) -> Datagram:
         deadline = None if limit is None else time.monotonic() + limit
         while True:
-            port = self._acquire(dst, deadline)
-            late = True
-            try:
+            me, sent, late = object(), False, False
+            try:  # from here on: a KeyboardInterrupt may come between any two steps
+                port = self._acquire(me, dst, deadline)
+                sent = late = True
                 answer = port.sock._exchange(dst, payload, _left(deadline))
                 late = False
                 return answer
-            except AddressInUse:  # the port is lost, and this has not left
-                late = False
+            except AddressInUse:
+                if not sent:
+                    raise
+                late = False  # the port is lost, and this has not left
             except Closed:
                 raise make(Closed) from None
             finally:
-                with self._changed:
-                    out = self._ports.release(port, dst, late, lambda sock: sock.closed)
+                with self._lock:
+                    out = self._ports.release(me, late, lambda sock: sock.closed)
                     self._changed.notify_all()
                 _close_aside(out)
 
     def close(self) -> None:
         """Ends all requests."""
-        with self._changed:
+        with self._lock:
             out = self._ports.close()
             self._changed.notify_all()
         for sock in out:
             sock.close()
 
-    def _acquire(self, dst: Address, deadline: float | None) -> Port[_sync_socket.Socket]:
+    def _acquire(
+        self, me: object, dst: Address, deadline: float | None
+    ) -> Port[_sync_socket.Socket]:
         pause = BACKOFF_FIRST
-        with self._changed:
-            while True:
-                if (port := self._ports.pick(dst, lambda sock: sock.closed)) is not None:
+        while True:
+            with self._lock:
+                if (port := self._ports.pick(me, dst, lambda sock: sock.closed)) is not None:
                     return port
-                left, error = _left(deadline), None
-                if self._ports.take_turn():
-                    error = self._add(left)
-                    if error is None:
-                        continue
-                    if not self._ports.may_wait(error, self._options):
-                        raise error
+                left = _left(deadline)
+                turn = self._ports.take_turn(me)
+                if not turn and left != 0.0:
+                    self._changed.wait(left)
+                    continue
+            error = self._add(left) if turn else None
+            if turn and error is None:
+                continue
+            with self._lock:
+                if error is not None and not self._ports.may_wait(error, self._options):
+                    raise error
                 if left == 0.0:
                     raise make(TimedOut, _why(error))
-                if error is not None:  # the others wait for this one
-                    left = pause * random.uniform(0.5, 1) if left is None else min(left, pause)
-                    pause = min(2 * pause, BACKOFF_LIMIT)
-                self._changed.wait(left)
+                # The others wait for this one.
+                self._changed.wait(
+                    pause * random.uniform(0.5, 1) if left is None else min(left, pause)
+                )
+                pause = min(2 * pause, BACKOFF_LIMIT)
 
     def _add(self, left: float | None) -> RdsError | None:
-        """Binds a port, without the lock; why there is none."""
+        """Binds a port; why there is none."""
         sock = error = None
-        self._changed.release()
         try:
             sock = self._bind(
                 self._options, BIND_TIMEOUT if left is None else min(left, BIND_TIMEOUT)
@@ -186,12 +199,12 @@ class Requests:
         except RdsError as caught:
             error = caught
         finally:
-            self._changed.acquire()
-            self._ports.binding = False
-            if sock is not None and not self._ports.closed:
-                self._ports.ports.append(Port(sock))
-                sock = None
-            self._changed.notify_all() if error is None else self._changed.notify()
+            with self._lock:
+                self._ports.binding = None
+                if sock is not None and not self._ports.closed:
+                    self._ports.ports.append(Port(sock))
+                    sock = None
+                self._changed.notify_all() if error is None else self._changed.notify()
         if sock is not None:
             _close_aside([sock])
         return error
@@ -214,18 +227,21 @@ class AioRequests:
     async def request(self, dst: Address, payload: Payload, limit: float | None) -> Datagram:
         deadline = None if limit is None else time.monotonic() + limit
         while True:
-            port = await self._acquire(dst, deadline)
-            late = True
+            me, sent, late = object(), False, False
             try:
+                port = await self._acquire(me, dst, deadline)
+                sent = late = True
                 answer = await port.sock._exchange(dst, payload, _left(deadline))
                 late = False
                 return answer
-            except AddressInUse:  # the port is lost, and this has not left
-                late = False
+            except AddressInUse:
+                if not sent:
+                    raise
+                late = False  # the port is lost, and this has not left
             except Closed:
                 raise make(Closed) from None
             finally:
-                self._close(self._ports.release(port, dst, late, lambda sock: sock.closed))
+                self._close(self._ports.release(me, late, lambda sock: sock.closed))
                 self._tell()
 
     async def close(self) -> None:
@@ -235,13 +251,15 @@ class AioRequests:
         if self._closing:
             await asyncio.wait(self._closing)
 
-    async def _acquire(self, dst: Address, deadline: float | None) -> Port[_aio_socket.Socket]:
+    async def _acquire(
+        self, me: object, dst: Address, deadline: float | None
+    ) -> Port[_aio_socket.Socket]:
         pause = BACKOFF_FIRST
         while True:
-            if (port := self._ports.pick(dst, lambda sock: sock.closed)) is not None:
+            if (port := self._ports.pick(me, dst, lambda sock: sock.closed)) is not None:
                 return port
             left, error, changed = _left(deadline), None, self._changed
-            if self._ports.take_turn():
+            if self._ports.take_turn(me):
                 error = await self._add(left)
                 if error is None:
                     continue
@@ -265,7 +283,7 @@ class AioRequests:
         except RdsError as error:
             return error
         finally:
-            self._ports.binding = False
+            self._ports.binding = None
             self._tell()
         if self._ports.closed:
             self._close([sock])
