@@ -20,10 +20,14 @@ func TestPairOfAPortBoundAnew(t *testing.T) {
 	local := n.hosts.Engine(addr).(*datagram.Local)
 	attach := func(port uint16) (*clienttest.RingClient, *ringSock) {
 		c := clienttest.AttachRing(t, cfg, clienttest.BindTo(addr, port))
-		local.Lock()
-		defer local.Unlock()
-		s := local.Socket(uint16(c.Bound.GetLocal().GetPort())).Options().Data.(*ringSock)
-		s.pairs.wanted = true
+		var s *ringSock
+		await.Until(t, time.Minute, "The socket is served.", func() bool {
+			local.Lock()
+			defer local.Unlock()
+			s = local.Socket(uint16(c.Bound.GetLocal().GetPort())).Options().Data.(*ringSock)
+			s.pairs.wanted = true
+			return s.begun
+		})
 		return c, s
 	}
 	reader, to := attach(0)

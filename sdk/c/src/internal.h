@@ -507,7 +507,7 @@ void rdsdi_control_close_fds(struct rdsdi_ctl *c);
 /* ask.c: sends Monitor when it is due. */
 void rdsdi_monitor(rdsd_socket *s);
 /* How long an attempt to bind may take, but for the first of rdsd_bind, which has its caller's time. Tests shorten it. */
-extern int64_t rdsdi_attempt_timeout;
+extern _Atomic int64_t rdsdi_attempt_timeout;
 /* An attempt to bind that failed so may succeed later. */
 bool rdsdi_worth_retry(int err);
 /* Why a call cannot be made now: 0, or what rdsdi_errno or rdsdi_fail returned. */

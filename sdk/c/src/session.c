@@ -110,7 +110,7 @@ int rdsdi_away(rdsd_socket *s)
 	return say_why(s, -ESHUTDOWN, "not connected to the daemon: ");
 }
 
-int64_t rdsdi_attempt_timeout = BIND_TIMEOUT;
+_Atomic int64_t rdsdi_attempt_timeout = BIND_TIMEOUT;
 
 /* The daemon is away, or still has the old socket, or has not got what it needs yet. */
 bool rdsdi_worth_retry(int err)
