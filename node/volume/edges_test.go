@@ -35,14 +35,14 @@ func TestWatchFromEveryNumber(t *testing.T) {
 				c, stop := e.watch(since)
 				at := since
 				if since > n { // of an earlier life
-					if ev := <-c; ev.Kind != EventGap || ev.Seq != 0 || ev.Count != 0 {
+					if ev := <-c; ev.Kind != EventGap || ev.Seq != 0 || ev.Count != 0 || ev.Time.IsZero() {
 						t.Errorf("%d events, from %d: %+v, want a gap", n, since, ev)
 					}
 					at = 0
 				}
 				if at+1 < first {
 					ev := <-c
-					if ev.Kind != EventGap || ev.Seq != first-1 || ev.Count != first-1-at {
+					if ev.Kind != EventGap || ev.Seq != first-1 || ev.Count != first-1-at || ev.Time.IsZero() {
 						t.Errorf("%d events, from %d: %+v, want a gap of %d up to %d", n, since, ev, first-1-at, first-1)
 					}
 					at = first - 1

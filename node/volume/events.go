@@ -147,6 +147,9 @@ func (e *events) watch(since uint64) (<-chan Event, func()) {
 			}
 			closed := e.closed
 			e.mu.Unlock()
+			if ev.Kind == EventGap { // found now; what is missing had times of its own
+				ev.Time = e.wall()
+			}
 			if closed {
 				select { // nobody may be reading any more
 				case out <- ev:
