@@ -215,13 +215,7 @@ func (h *hunt) run(root string) (string, error) {
 	}
 	h.built = time.Since(begun)
 	defer func() { h.ran = time.Since(begun) - h.built }()
-	args := append([]string{"-test.run=^TestHunt$"}, w.args[:len(w.args)-1]...)
-	if seed := h.lastSeed(h.world); seed != "" && w.first != "" {
-		args = append(args, w.first+"="+seed)
-	}
-	cmd := exec.CommandContext(life, bin, append(args, w.args[len(w.args)-1]+"="+strconv.Itoa(*worldSeeds))...)
-	cmd.Dir = filepath.Join(root, w.dir)
-	cmd.Env = append(os.Environ(), brokenBy+"="+h.name)
+	cmd := w.hunt(root, bin, h.name, h.lastSeed(h.world), *worldSeeds)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Run(); err != nil {
@@ -235,6 +229,20 @@ func (h *hunt) run(root string) (string, error) {
 	return said, h.ownFault(root, said)
 }
 
+// hunt is the command by which a world's test looks for a seed that shows something with a rule
+// broken, "": none. It tries first before all others, if the world has a flag for that.
+func (w *world) hunt(root, bin, rule, first string, seeds int) *exec.Cmd {
+	n := len(w.args) - 1
+	args := append([]string{"-test.run=^TestHunt$"}, w.args[:n]...)
+	if first != "" && w.first != "" {
+		args = append(args, w.first+"="+first)
+	}
+	cmd := exec.CommandContext(life, bin, append(args, w.args[n]+"="+strconv.Itoa(seeds))...)
+	cmd.Dir = filepath.Join(root, w.dir)
+	cmd.Env = append(os.Environ(), brokenBy+"="+rule)
+	return cmd
+}
+
 // ownFault fails if the seed that a world has found shows something in the program with all its
 // rules, too: then it says nothing about this one.
 func (h *hunt) ownFault(root, said string) error {
@@ -246,11 +254,7 @@ func (h *hunt) ownFault(root, said string) error {
 	if _, err := fmt.Sscanf(said, "seed %d", &seed); err != nil {
 		return fmt.Errorf("the world does not name its seed: %q", said)
 	}
-	args := append([]string{"-test.run=^TestHunt$"}, w.args[:len(w.args)-1]...)
-	cmd := exec.CommandContext(life, h.whole, append(args, fmt.Sprintf("%s=%d", w.first, seed), w.args[len(w.args)-1]+"=0")...)
-	cmd.Dir = filepath.Join(root, w.dir)
-	cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, brokenBy+"=") })
-	out, err := cmd.CombinedOutput()
+	out, err := w.hunt(root, h.whole, "", strconv.FormatInt(seed, 10), 0).CombinedOutput()
 	switch {
 	case err == nil:
 		return fmt.Errorf("seed %d shows a fault without the rule being broken: %s", seed, firstLine(string(out)))
