@@ -73,7 +73,7 @@ soak: build ## long runs: an hour of seeds, of kernel interop, of volumes whose 
 	RDSD_BIN=$(CURDIR)/$(BIN) $(GO) test ./internal/volumetest -v -timeout 3h -volumetest.traffic=1h -volumetest.kills=2000 -volumetest.ghosts=1000 -volumetest.rdma=1 -volumetest.stall=60s
 	RDSD_BIN=$(CURDIR)/$(BIN) $(GO) test ./internal/adversary -v -timeout 2h -adversary.time=1h
 	RDSD_BIN=$(CURDIR)/$(BIN) $(GO) test ./internal/processtest -v -timeout 1h -run EverySystemCall -processtest.every
-	$(GO) test ./interop/kernelnbd -v -timeout 1h -run TestDaemons -traffic 17
+	$(GO) test ./interop/kernelnbd -v -timeout 1h -run 'TestDaemons|EverySystemCall' -traffic 17 -every
 	$(GO) test ./test/vm -v -timeout 8h -vm.soak
 	RDSD_BIN=$(CURDIR)/$(BIN) $(GO) test ./internal/memtest -v -timeout 1h -run 'TestManyPeersAndSockets|TestCrowdInACgroup' -memtest.whole
 

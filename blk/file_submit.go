@@ -32,8 +32,9 @@ import (
 // workerBatch is how many requests a worker completes at once at most.
 const workerBatch = 16
 
-// writesPerWorker is how many buffered writes wait before another worker helps.
-const writesPerWorker = 8
+// writesPerWorker is how many buffered writes wait before another worker helps: two at one file
+// wait for each other more than they help.
+const writesPerWorker = 32
 
 // lingerBatch bounds how long a completed request waits for its batch.
 const lingerBatch = 50 * time.Microsecond

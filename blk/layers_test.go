@@ -351,8 +351,15 @@ func TestStats(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+		if ago := s.FailedAgo(); ago != 0 {
+			t.Errorf("nothing has failed, %v ago", ago)
+		}
 		blk.WriteAt(s, b, 0, 0)
 		blk.WriteAt(s, b, 0, 0)
+		time.Sleep(time.Hour)
+		if ago := s.FailedAgo(); ago != time.Hour {
+			t.Errorf("a write has failed %v ago", ago)
+		}
 		go blk.Flush(s)
 		synctest.Wait()
 

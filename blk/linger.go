@@ -60,15 +60,24 @@ func (l *linger) begin() time.Duration {
 	return l.budget
 }
 
+// lingering counts the workers that linger, of all files.
+var lingering atomic.Int32
+
 // wait yields until something is posted or the time has passed. It is called
 // without File.mu.
 func (l *linger) wait(d time.Duration) (found, lost bool) {
+	// A reactor has one of Go's places, and one stays for all other goroutines.
+	most := int32(max(1, runtime.GOMAXPROCS(0)-2))
+	lingering.Add(1)
+	defer lingering.Add(-1)
 	began := time.Now()
 	for last := began; ; {
 		if l.posted.Load() {
 			return true, false
 		}
-		runtime.Gosched()
+		if lingering.Load() > most {
+			runtime.Gosched() // wakes a thread each time, so not without need
+		}
 		unix.RawSyscallNoError(unix.SYS_SCHED_YIELD, 0, 0, 0)
 		now := time.Now()
 		switch {

@@ -216,3 +216,23 @@ func TestWorkerLingers(t *testing.T) {
 		t.Errorf("%d moments were left out, then %d; want 2 and 4", left, more)
 	}
 }
+
+// TestLookInVain: a worker that has looked on and found nothing has nothing to do; with something in a queue it
+// has, whoever found that.
+func TestLookInVain(t *testing.T) {
+	f, _ := testFile(t, 1<<20, FileOptions{})
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for range 3 {
+		if f.look() {
+			t.Fatal("there is something to do in a store that nobody asks for anything")
+		}
+	}
+	f.linger = linger{}
+	f.linger.init()
+	f.writes.Push(&Request{})
+	if !f.look() {
+		t.Error("a write that waits is nothing to do")
+	}
+	f.writes.Pop()
+}

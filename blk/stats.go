@@ -16,8 +16,9 @@ const latencyShift = 8 // 256 ns
 // but the counters themselves.
 type Stats struct {
 	Device
-	clock func() int64 // ns, monotonic
-	ops   [numOps]opStats
+	clock  func() int64 // ns, monotonic
+	failed atomic.Int64 // when a request failed last, 0: none did
+	ops    [numOps]opStats
 }
 
 type opStats struct {
@@ -56,6 +57,7 @@ func (s *Stats) Complete(batch []*Request) {
 		o.completed.Add(1)
 		if r.Err != nil {
 			o.errors.Add(1)
+			s.failed.Store(max(now, 1))
 		} else {
 			o.bytes.Add(r.Len)
 		}
@@ -64,6 +66,15 @@ func (s *Stats) Complete(batch []*Request) {
 		o.latency[bucket(took)].Add(1)
 	}
 	Complete(batch)
+}
+
+// FailedAgo is how long ago a request failed last; 0: none did.
+func (s *Stats) FailedAgo() time.Duration {
+	at := s.failed.Load()
+	if at == 0 {
+		return 0
+	}
+	return time.Duration(max(s.clock()-at, 1))
 }
 
 // bucket is the number of the bucket a latency falls into.

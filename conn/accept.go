@@ -48,13 +48,16 @@ func (c *Conn) Accept(now time.Duration, srcPort uint16) Accepted {
 		lane = 0
 	case c.kind == KindKernelLegacy:
 		lane = 0
-	// There is no such lane. A link of it is refused; a poke for it asks for any link.
+	// There is no such lane. A poke for it asks for any link. A link of it may be a kernel's that has
+	// the address by now, from any port: closed, it would lose what it has sent. Its first frame tells,
+	// and an rdsd's ends it (onHello).
 	case c.kind == KindRdsd && lane > 0 && lane >= c.nlanes:
-		if !c.active {
+		if c.active {
+			lane = 0
+		} else if c.allow(); !c.kernels {
 			c.ctr.AcceptRefused++
 			return Accepted{}
 		}
-		lane = 0
 	}
 	p := c.lane(lane)
 	if c.active {
@@ -175,11 +178,12 @@ func (p *Lane) succeeded() (yes bool) {
 }
 
 // mustWait reports whether an earlier link of the peer has to be read to its end before
-// this one. That is so for a kernel without lanes, and an unknown peer may be one.
+// this one. That is so for a kernel without lanes, and an unknown peer may be one. Of an rdsd that
+// was there before nothing is taken any more.
 func (p *Lane) mustWait() (yes bool) {
 	if p.c.kind == KindUnknown || p.c.kind == KindKernelLegacy {
 		p.c.EachLane(func(x *Lane) {
-			yes = yes || x != p && (x.state == Up || x.state == Disconnecting) && x.serial < p.serial ||
+			yes = yes || x != p && x.window == 0 && (x.state == Up || x.state == Disconnecting) && x.serial < p.serial ||
 				len(x.waiting) > 0 && x.waiting[0].serial < p.serial
 		})
 	}

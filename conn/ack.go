@@ -74,12 +74,12 @@ func (p *Lane) Acked(now time.Duration, attempt uint64, bytes uint64) {
 	if attempt != p.attempt || p.state != Up {
 		return
 	}
-	if bytes > p.txAcked {
+	was := p.txAcked
+	if p.ackTCP(now, bytes); p.txAcked > was {
 		p.vain = 0
 	} else {
 		p.vain = min(p.vain+1, vainMost)
 	}
-	p.ackTCP(now, bytes)
 	// Nothing is left to ask TCP about; the next batch begins again (Wrote).
 	p.pollAt = Never
 	if p.awaitsTCP() {
@@ -110,15 +110,23 @@ const vainMost = 126
 
 func (p *Lane) ackTCP(now time.Duration, bytes uint64) {
 	// An rdsd acknowledges by itself; TCP's acknowledgement also covers bytes that lie
-	// unread in the peer's socket and are lost with it.
-	if p.c.kind == KindRdsd || bytes > p.txOff {
+	// unread in the peer's socket and are lost with it. What waits for Wrote to be taken back
+	// (requeue) was sent on a former link, whose offsets say nothing about this one.
+	if p.c.kind == KindRdsd || bytes > p.txOff || p.requeue {
+		return
+	}
+	// Where a newer kernel was may be an rdsd that drops what comes before a Hello. A kernel sends a map
+	// for each lane that is connected anew, on that or on another: until one came on a link that is up,
+	// an acknowledgement of TCP does not mean that the kernel is there.
+	if p.c.kind == KindKernel && !p.heardOf() {
 		return
 	}
 	// A legacy kernel that still believes the former link up closes a new one with bytes in
 	// it that TCP has taken and nobody has read (rds_tcp_accept_one). Its congestion map,
 	// the first frame of every link, shows that it has a place for this one; until then an
-	// acknowledgement of TCP does not mean that the kernel has the message.
-	if p.c.kind == KindKernelLegacy && !p.heard && now-p.upAt < p.c.cfg.ProbeTimeout {
+	// acknowledgement of TCP does not mean that the kernel has the message. If this process stood
+	// still, what the kernel said meanwhile is read first.
+	if p.c.kind == KindKernelLegacy && !p.heard && (now-p.upAt < p.c.cfg.ProbeTimeout || now < p.c.grace) {
 		return
 	}
 	p.txAcked = max(p.txAcked, bytes)
@@ -133,6 +141,12 @@ func (p *Lane) ackTCP(now time.Duration, bytes uint64) {
 		p.c.done(p, m, Delivered, WhyNone)
 	}
 	p.c.tryGrow(now)
+}
+
+// heardOf reports whether a frame has come on the link, or on another of the peer that is up.
+func (p *Lane) heardOf() (yes bool) {
+	p.c.EachLane(func(x *Lane) { yes = yes || x.heard && (x == p || x.state == Up) })
+	return yes
 }
 
 // creditFloor is how many credits a peer keeps although memory is short: enough for the largest frame. Others

@@ -23,7 +23,7 @@ type Config struct {
 	AckDelay     time.Duration // how long an acknowledgement that was not asked for may wait
 	AckPoll      time.Duration // how often TCP is asked how much a kernel peer acknowledged, at first (pollEvery)
 	MapInterval  time.Duration // least time between two whole congestion maps on a link, of few (mapInterval)
-	Ping         bool          // answer pings
+	Ping         bool          // answer pings, and handshakes of kernels
 	AckFrames    int           // ask for an acknowledgement after so many frames
 	AckBytes     int           // and after so many bytes
 	AckStep      int           // after so many bytes if their sender waits

@@ -113,8 +113,9 @@ func (p *Lane) onHandshake(now time.Duration, h *wire.Header, f *transport.Frame
 	}
 	if !reply {
 		c.ctr.RecvPing++
-		// One answer serves all pings that came before it leaves.
-		if !p.answer && c.cfg.Ping {
+		// One answer serves all pings that came before it leaves. An rdsd has no use for a link
+		// without one, whatever becomes of plain pings.
+		if !p.answer && (c.cfg.Ping || c.kind == KindRdsd) {
 			p.answer = true
 			m := c.com.NewMsg()
 			m.Kind = MsgAnswer
@@ -174,8 +175,11 @@ func (p *Lane) onHello(now time.Duration, x *wire.Handshake) error {
 		return c.turned(now)
 	}
 	c.nlanes, c.trains = lanes, trains
-	// We did not know how many lanes the peer wants when this one was connected.
+	// We did not know how many lanes the peer wants when this one was connected, or who it is (Accept).
 	if p.idx >= lanes {
+		if !c.active {
+			c.ctr.AcceptRefused++
+		}
 		return errWrongLane
 	}
 	// Once in a link: another Hello on it renews nothing, or the peer would hand out
@@ -222,6 +226,18 @@ func (p *Lane) onKernel(now time.Duration, x *wire.Handshake, reply bool) error 
 	}
 	if !c.may().place {
 		return errNoKernel
+	}
+	if c.kind == KindKernel && !x.SportIdx {
+		// An older kernel is there by now, with one lane: each handshake of a newer one has SPORT_IDX. This
+		// link ends with the others and is read on (legacy), and what was taken of it is not taken again.
+		e := uint64(0)
+		if r := p.rx(); r.readSerial == p.serial {
+			e = r.expected
+		}
+		if err := c.turned(now); err != errPeerChanged {
+			return err
+		}
+		p.expected, p.readSerial = e, p.serial
 	}
 	if x.GenNum != 0 {
 		// It has booted again: messages that its former incarnation acknowledged, and did

@@ -454,8 +454,11 @@ func (p *Lane) Lost(now time.Duration, attempt uint64, acked uint64, err error) 
 		p.tryErr = false
 	}
 	// Before the state changes: messages that TCP had acknowledged in the end are delivered,
-	// and only the rest is sent again.
-	p.ackTCP(now, acked)
+	// and only the rest is sent again. Of a kernel with one lane that never said a word on the link
+	// nothing is believed, however late this is looked at (ackTCP).
+	if p.heard || p.c.kind != KindKernelLegacy {
+		p.ackTCP(now, acked)
+	}
 	p.event(now, EvLost)
 	if p.c.kind != KindRdsd {
 		// Links that were not read because of this link's unread bytes (mustWait) go on.

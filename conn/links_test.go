@@ -1,6 +1,8 @@
 package conn
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/rdsd/rdsd/wire"
@@ -95,6 +97,61 @@ func TestKernelsNewestLinkIsGivenUp(t *testing.T) {
 				t.Errorf("after it the kernel's link of lane 0 is %v", p.state)
 			}
 			w.check()
+		})
+	}
+}
+
+// What was sent on a link that is lost while a batch is being written is not acknowledged by what TCP
+// says of the links behind it, whichever offsets it had: it is sent again.
+func TestAcksOfTheNextLinkWhileABatchIsWritten(t *testing.T) {
+	for _, off := range []uint64{0, 1 << 30, 2<<30 - 100, 3 << 30, 4<<30 - 100, 7 << 30} {
+		w := newWorld(t, "10.0.0.2", "10.0.0.1", nil)
+		w.steps("accept 40000", "recv 0 map ; probe seq=1 npaths=1", "recv 0 answer seq=2 npaths=1", "acked 0 all")
+		p := w.c.lanes[0]
+		p.txOff += off // the link has carried so much
+		p.msgOff, p.txAcked = p.txOff, p.txOff
+		w.steps("send 5000>4000 10", "hold on", "send 5000>4001 20", fmt.Sprintf("lost 0 acked=%d", p.txAcked),
+			"accept 40000", "recv 0 map", "acked 0 0", "lost 0", "accept 40000", "recv 0 map", "acked 0 0", "wait 1s", "acked 0 0")
+		if len(w.undone) != 2 {
+			t.Errorf("behind %d bytes: %d datagrams without an outcome, want 2", off, len(w.undone))
+		}
+		w.hold = false
+		w.step([]string{"wrote", "0"})
+		if w.settle(); strings.Count(w.take(), "flags=retrans") != 2 {
+			t.Errorf("behind %d bytes: not both are sent again", off)
+		}
+		if w.steps("acked 0 all"); len(w.undone) != 0 {
+			t.Errorf("behind %d bytes: %d datagrams without an outcome in the end", off, len(w.undone))
+		}
+	}
+}
+
+// What TCP has acknowledged of a one-lane kernel's link on which nothing came is not called delivered
+// because it is looked at late: the kernel may have closed the link unread.
+func TestAcksOfALinkThatWasLookedAtLate(t *testing.T) {
+	for name, c := range map[string]struct {
+		late      []string
+		delivered bool
+	}{
+		"lost":                           {[]string{"asleep 4s", "lost 0 acked=all"}, false},
+		"lost, and closed by us before":  {[]string{"drop 0", "asleep 4s", "lost 0 acked=all"}, false},
+		"lost behind its map":            {[]string{"recv 0 map", "asleep 4s", "lost 0 acked=all"}, true},
+		"asked at once":                  {[]string{"asleep 4s", "wait 1ms", "acked 0 all"}, false},
+		"asked at once, lost then":       {[]string{"asleep 4s", "wait 1ms", "acked 0 all", "wait 500ms", "acked 0 all", "lost 0 acked=all"}, false},
+		"asked when it has had its time": {[]string{"asleep 4s", "wait 1ms", "wait 1s", "acked 0 all"}, true},
+		"asked without having slept":     {[]string{"wait 3s", "acked 0 all"}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, "10.0.0.2", "10.0.0.1", nil)
+			w.steps("accept 40000", "recv 0 map ; probe seq=1 npaths=1", "recv 0 answer seq=2 npaths=1", "acked 0 all",
+				"lost 0", "accept 40000", "send 5000>4000 10")
+			if w.c.kind != KindKernelLegacy || w.c.lanes[0].unacked.n == 0 {
+				t.Fatalf("the peer is %v, %d messages are unacknowledged", w.c.kind, w.c.lanes[0].unacked.n)
+			}
+			w.steps(c.late...)
+			if delivered := len(w.undone) == 0; delivered != c.delivered {
+				t.Errorf("delivered: %v, want %v", delivered, c.delivered)
+			}
 		})
 	}
 }

@@ -280,10 +280,19 @@ func TestChangesOfKindAreSpaced(t *testing.T) {
 		frames []string
 	}{
 		{"data first", []string{data}},
-		{"a kernel's ping", []string{"probe seq=1 npaths=8"}},
 		{"no trains", []string{hello(1)[0] + "/1"}},
+		{"a kernel's ping", []string{"probe seq=1 npaths=8"}},
 	}
-	if err := link(data); !errors.Is(err, errPeerChanged) {
+	// A kernel that is allowed breaks no rule: its frames are taken, and its link ends.
+	turned := func(frames ...string) error {
+		before := w.ctr.PeerKindChanged
+		err := link(frames...)
+		if err == nil && w.ctr.PeerKindChanged == before+1 && p.state == Disconnecting {
+			return errPeerChanged
+		}
+		return err
+	}
+	if err := turned(data); !errors.Is(err, errPeerChanged) {
 		t.Fatalf("a kernel where an rdsd was: %v", err)
 	}
 	for _, c := range changes {
@@ -294,7 +303,7 @@ func TestChangesOfKindAreSpaced(t *testing.T) {
 			t.Errorf("%s, at once: %v", c.name, err)
 		}
 		w.advance(w.c.restartAt - w.now)
-		if err := link(c.frames...); !errors.Is(err, errPeerChanged) {
+		if err := turned(c.frames...); !errors.Is(err, errPeerChanged) {
 			t.Errorf("%s, later: %v", c.name, err)
 		}
 	}

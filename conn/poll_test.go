@@ -55,3 +55,30 @@ func TestPollsInVain(t *testing.T) {
 		t.Errorf("%d polls in 4 ms for what was sent next", n)
 	}
 }
+
+// TestPollsOfASilentLink: TCP is asked more and more rarely, too, while its answer is not believed, because
+// nothing has come on the next link of a kernel.
+func TestPollsOfASilentLink(t *testing.T) {
+	w := newWorld(t, "10.0.0.2", "10.0.0.1", nil)
+	w.steps("accept 40000", "recv 0 map ; probe seq=1 npaths=8 sportidx", "recv 0 answer seq=2 npaths=8 sportidx", "send 5000>4000 10", "lost 0", "accept 40000")
+	p, polls := w.c.lanes[0], 0
+	for until := w.now + 10*time.Second; w.now < until; w.advance(time.Millisecond) {
+		if n := strings.Count(w.take(), "poll lane 0"); n > 0 {
+			polls += n
+			p.Acked(w.now, p.attempt, w.txB[p])
+		}
+	}
+	if len(w.undone) != 1 || polls < 70 || polls > 200 {
+		t.Errorf("%d polls in 10 s, %d datagrams without an outcome; want some 100, and 1", polls, len(w.undone))
+	}
+	w.step(strings.Fields("recv 0 map"))
+	for range 200 {
+		w.advance(time.Millisecond)
+		if strings.Contains(w.take(), "poll lane 0") {
+			p.Acked(w.now, p.attempt, w.txB[p])
+		}
+	}
+	if len(w.undone) != 0 {
+		t.Error("the kernel sends its map, and the datagram has no outcome")
+	}
+}

@@ -33,6 +33,11 @@ func (p *Lane) Receive(now time.Duration, attempt uint64, f *transport.Frame) er
 		if attempt != p.attempt || p.state != Disconnecting || p.c.kind == KindRdsd {
 			return errGone
 		}
+		// Nor is anything taken of a link on which an rdsd had shown its Hello, before it became something
+		// else: its trains are no kernel's datagrams.
+		if p.window > 0 {
+			return errGone
+		}
 		// A kernel forgot these bytes when TCP acknowledged them: take them
 		// even though we are closing.
 	}
@@ -73,10 +78,16 @@ func (p *Lane) receive(now time.Duration, f *transport.Frame) error {
 	kind := h.Kind(rdsd)
 	if !p.heard {
 		p.heard = true
-		// An rdsd's first frame is a handshake, so this is a kernel at its address, or a
+		// An rdsd's first frame is a handshake with its Hello, so this is a kernel at its address, or a
 		// stranger: our state of its sequences is not about this peer.
-		if rdsd && kind != wire.KindProbe && kind != wire.KindProbeReply {
-			return c.turned(now)
+		if rdsd && !carriesHello(&h, kind) {
+			err := c.turned(now)
+			if err != errPeerChanged || !c.may().place {
+				return err
+			}
+			// Where kernels are allowed no rule was broken. The link ends with the former life's, but a
+			// kernel forgot what it had sent on it when TCP acknowledged that: all of it is taken.
+			return p.receive(now, f)
 		}
 	}
 	if b := p.backlog; b != nil {
@@ -510,8 +521,8 @@ func (p *Lane) Awaits(attempt uint64, raw []byte) (dport uint16, ok bool) {
 }
 
 // Skips reports whether the header raw is of a message that can be refused, or dropped, without
-// its payload (transport.Frame.Skipped): a datagram of an rdsd.
+// its payload (transport.Frame.Skipped): a datagram of an rdsd that has shown its Hello on this link.
 func (p *Lane) Skips(raw []byte) bool {
 	var h wire.Header
-	return p.c.kind == KindRdsd && h.Parse(raw) == nil && h.Kind(true) == wire.KindData && wire.ChecksumOK(raw)
+	return p.c.kind == KindRdsd && p.window > 0 && h.Parse(raw) == nil && h.Kind(true) == wire.KindData && wire.ChecksumOK(raw)
 }

@@ -2,6 +2,9 @@ package conn
 
 import (
 	"fmt"
+	"os"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -212,6 +215,38 @@ func TestTableInDocs(t *testing.T) {
 		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", r[0], r[1], r[2], r[3])
 	}
 	inDocs(t, "lane table", b.String())
+}
+
+// TestWordsOfTheTable: the words beside the table in docs/protocol.md name the events that there are, and the picture
+// these and the states.
+func TestWordsOfTheTable(t *testing.T) {
+	page, err := os.ReadFile("../docs/protocol.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, _ := strings.Cut(string(page), "<!-- lane table: end -->\n")
+	text, _, _ = strings.Cut(text, "\n## ")
+	parts := strings.Split(text, "```")
+	if len(parts) != 3 {
+		t.Fatalf("%d parts, not words, a picture, and words", len(parts))
+	}
+	named := func(re, in string, of int) (l []string) {
+		for _, m := range regexp.MustCompile(re).FindAllStringSubmatch(in, -1) {
+			l = append(l, m[of])
+		}
+		slices.Sort(l)
+		return slices.Compact(l)
+	}
+	events := slices.Clone(eventNames[:])
+	slices.Sort(events)
+	if got := named(`\*(\w+)\*`, parts[0], 1); !slices.Equal(got, events) {
+		t.Errorf("the words explain %v, and there are %v", got, events)
+	}
+	all := append(events, stateNames[:]...)
+	slices.Sort(all)
+	if got := named(`\w\w+`, parts[1], 0); !slices.Equal(got, all) {
+		t.Errorf("the picture names %v, and there are %v", got, all)
+	}
 }
 
 // TestMayTableInDocs does the same for what a peer may do.

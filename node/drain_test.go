@@ -20,6 +20,7 @@ import (
 // for them in the next life, as after a crash.
 func TestDrainKeepsPorts(t *testing.T) {
 	cfg := testConfig(t)
+	cfg.RDS.RestartHold.Duration, cfg.API.DrainTimeout.Duration = time.Second, 1500*time.Millisecond
 	lives := func(before int, use func(n *Node)) {
 		t.Helper()
 		n, err := New(cfg, nil)
@@ -47,7 +48,14 @@ func TestDrainKeepsPorts(t *testing.T) {
 		mustBind(t, cfg, bindTo(local, 4200))
 	})
 	lives(2, func(n *Node) {})
-	lives(2, func(n *Node) {})
+	lives(2, func(n *Node) { // what is under way keeps it for longer than it would have held them
+		s := mustBind(t, cfg, bindTo(local, 0))
+		s.send(batchOf(1, netip.AddrPortFrom(loopbackAddr(), 4000), "x"))
+		if got := resultString(want(s, asResult)); got != "id 1 accepted 1" {
+			t.Fatal(got)
+		}
+	})
+	lives(3, func(n *Node) {})
 }
 
 // TestHoldBeginsAtReady: ports are held from when their clients can bind them again, however long

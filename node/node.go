@@ -291,6 +291,9 @@ func (n *Node) drain(page *service.Page) {
 	defer cancel()
 	n.services.SetServing(false)
 	n.clients.Refuse(base.ErrDraining)
+	if n.hosts != nil {
+		n.hosts.Draining()
+	}
 	n.core.Drain(ctx)
 	if n.hosts != nil {
 		n.hosts.Quiesce()

@@ -11,10 +11,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/blk/nbd"
 	"github.com/rdsd/rdsd/internal/await"
 	"github.com/rdsd/rdsd/internal/guard"
@@ -298,6 +300,23 @@ func TestEveryProblem(t *testing.T) {
 			x.bind(t, bindTo(x.addr(), 0))
 			has(t, x, health.LimitReached, failure, "10 of 10")
 		},
+		"a user's share of the memory": func(t *testing.T) {
+			x := startIll(t, func(c *config.Config) {
+				c.Limits.MemoryBytes, c.RDS.SendBufferMax, c.RDS.RecvBufferMax = 32<<20, 32<<20, 32<<20
+			})
+			nobody, said := x.noPeer(), ""
+			for i := 0; i < 32 && said == ""; i++ {
+				s := x.bind(t, bindTo(x.addr(), 0))
+				s.send(batchOf(1, nobody, strings.Repeat("x", 1000_000)))
+				if l := want(s, asResult).GetErrors(); len(l) > 0 && errno(l[0].GetErrno()) == syscall.ENOMEM {
+					said = l[0].GetMessage()
+				}
+			}
+			if !strings.Contains(said, "holds its share of limits.memory_bytes") {
+				t.Errorf("who has its share is told %q", said)
+			}
+			has(t, x, health.LimitReached, warning, "memory_sending")
+		},
 		"a peer that is not there": func(t *testing.T) {
 			x := startIll(t, nil)
 			nobody := x.noPeer()
@@ -326,6 +345,13 @@ func TestEveryProblem(t *testing.T) {
 			await.Until(t, 30*time.Second, "nobody is told of the peer any more", func() bool {
 				return x.problems(t)[health.PeerDown.String()] == nil
 			})
+		},
+		"a peer that goes while its port is congested": func(t *testing.T) {
+			x := startIll(t, nil)
+			y := startIll(t, func(c *config.Config) { c.RDS.Port = x.cfg.RDS.Port })
+			y.congests(t, x)
+			y.stop()
+			has(t, x, health.PeerDown, failure, "1 datagram waiting")
 		},
 		"a peer that refuses": func(t *testing.T) {
 			x := startIll(t, nil)
@@ -384,6 +410,7 @@ func TestEveryProblem(t *testing.T) {
 			has(t, x, health.PortCongested, warning, `"sleeper", pid`)
 			has(t, y, health.RemoteCongested, warning, port.String()+" is congested")
 			has(t, y, health.RemoteCongested, warning, "1 socket here waiting")
+			has(t, y, health.RemoteCongested, warning, `"sleeper", pid`) // though nobody has asked y for what is congested
 		},
 		"a kernel's server, of which a path is lost": func(t *testing.T) {
 			port := freePort(t)
@@ -440,6 +467,47 @@ func TestEveryProblem(t *testing.T) {
 			dev.Close()
 			has(t, x, health.UnfencedFailovers, note, "at once")
 		},
+		"a store that stands still": func(t *testing.T) {
+			port := freePort(t)
+			cfg := testConfig(t)
+			cfg.RDS.Addresses, cfg.Volumes.Port, cfg.Volumes.Name = []netip.Addr{loopbackAddr()}, port, "y"
+			n, err := New(cfg, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var store *blk.Fault
+			n.LayerStores(func(_ string, d blk.Device) blk.Device {
+				store = blk.NewFault(d, 1)
+				store.Add(blk.Rule{Stall: true})
+				return store
+			})
+			startNode(t, n)
+			if _, err := n.volumes.Load().Export(t.Context(), volume.ExportSpec{Name: "mem", Kind: volume.KindMemory, Size: 1 << 20}); err != nil {
+				t.Fatal(err)
+			}
+			x := startIll(t, func(c *config.Config) { c.Volumes.Port, c.Volumes.Name = port, "x" })
+			m, err := x.n.volumes.Load().Map(t.Context(), volume.MapSpec{Node: cfg.RDS.Addresses[0].String(), Name: "mem", IOTimeout: 100 * time.Millisecond})
+			if err != nil {
+				t.Fatal(err)
+			}
+			dev, err := nbd.DialURI(t.Context(), m.URI)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer dev.Close()
+			read := make(chan error, 1)
+			go func() { // ends when the store goes on
+				_, err := dev.ReadAt(make([]byte, 512), 0)
+				read <- err
+			}()
+			has(t, x, health.VolumeStalled, failure, "has not been answered for")
+			store.Clear()
+			store.Release()
+			if err := <-read; err != nil {
+				t.Errorf("the read failed: %v", err)
+			}
+			await.Until(t, 30*time.Second, "nothing waits any more", func() bool { return x.problems(t)[health.VolumeStalled.String()] == nil })
+		},
 		"volumes": func(t *testing.T) {
 			port := freePort(t)
 			with := func(name string) func(c *config.Config) {
@@ -468,7 +536,7 @@ func TestEveryProblem(t *testing.T) {
 				_, err := dev.ReadAt(make([]byte, 512), 0)
 				return err != nil
 			})
-			has(t, x, health.VolumeErrors, warning, "failed since it was opened")
+			has(t, x, health.VolumeErrors, warning, "failed since it was mapped, the last ")
 		},
 	}
 	t.Run("each", func(t *testing.T) {

@@ -20,10 +20,10 @@ import (
 )
 
 // rdmaNode is a daemon with volumes over RDMA, which has not run.
-func rdmaNode(t *testing.T, port, volumes uint16) *Node {
+func rdmaNode(t *testing.T, port, volumes uint16, more ...netip.Addr) *Node {
 	t.Helper()
 	cfg := testConfig(t)
-	cfg.RDS.Addresses = []netip.Addr{loopbackAddr()}
+	cfg.RDS.Addresses = append([]netip.Addr{loopbackAddr()}, more...)
 	cfg.RDS.Port, cfg.Volumes.Port, cfg.Volumes.Listen, cfg.Volumes.RDMA = port, volumes, "always", config.RDMASoft
 	cfg.Volumes.Name = "n" + strings.ReplaceAll(cfg.RDS.Addresses[0].String(), ".", "-")
 	n, err := New(cfg, nil)
@@ -107,16 +107,20 @@ func TestVolumesOverRDMAAndTCP(t *testing.T) {
 }
 
 // TestRDMAPortIsTaken: a daemon whose address has no port of RoCE left does not start, and says
-// which key wants it.
+// which key wants it. The devices of its other addresses are gone then.
 func TestRDMAPortIsTaken(t *testing.T) {
-	n := rdmaNode(t, freePort(t), freePort(t))
-	c, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(n.deps.Config.RDS.Addresses[0], roceUDPPort)))
-	if err != nil {
-		t.Fatal(err)
+	n := rdmaNode(t, freePort(t), freePort(t), loopbackAddr())
+	listen := func(i int) {
+		c, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(n.deps.Config.RDS.Addresses[i], roceUDPPort)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
 	}
-	defer c.Close()
-	err = n.Run(testContext(t))
+	listen(1)
+	err := n.Run(testContext(t))
 	if !errors.Is(err, syscall.EADDRINUSE) && (err == nil || !strings.Contains(err.Error(), "4791")) || !strings.Contains(err.Error(), "volumes.rdma") {
 		t.Errorf("%v", err)
 	}
+	listen(0)
 }

@@ -21,6 +21,7 @@ import (
 
 	"github.com/rdsd/rdsd/blk/nbd"
 	"github.com/rdsd/rdsd/internal/await"
+	"github.com/rdsd/rdsd/internal/slowclose"
 	"github.com/rdsd/rdsd/node/client/clienttest"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/node/datagram"
@@ -293,7 +294,7 @@ func hostileThings(t *testing.T, n *Node, cfg, other *config.Config) {
 	c := clienttest.ConnectAs(t, n.clients.Accept, config.Identity{UID: 777})
 	c.SetDeadline(time.Now().Add(10 * time.Second))
 	r := clienttest.AttachOver(t, c, bindTo(addr, 0))
-	fd, gate := clienttest.Lingering(t)
+	fd, gate := slowclose.Socket(t)
 	raw, err := c.SyscallConn()
 	if err != nil {
 		t.Fatal(err)

@@ -160,6 +160,10 @@ func TestVolumeEndToEnd(t *testing.T) {
 	if r, err := farVol.Resize(ctx, resize); err != nil || r.GetSizeBytes() != 2*size {
 		t.Errorf("resize: %v, %v", r, err)
 	}
+	resize.SetSizeBytes(size)
+	resize.SetGrowOnly(true)
+	_, err = farVol.Resize(ctx, resize)
+	wantErrno(t, "grow to less", err, syscall.EINVAL)
 	resize = &rdsdv1.VolumeResizeRequest{}
 	resize.SetMapping(m.GetId())
 	if r, err := nearVol.Resize(ctx, resize); err != nil || r.GetSizeBytes() != 2*size {

@@ -30,8 +30,10 @@ type box struct {
 	wanted  []bool
 	reserve *buf.Buf
 	asked   int // Reserve
+	freed   int // Free
 	calls   int // of the client's own, that wait: Felt
 	felt    int // how often Felt was called
+	paired  map[netip.AddrPort]PairedUnread
 }
 
 type boxed struct {
@@ -97,10 +99,19 @@ func (b *box) Each(f func(src netip.AddrPort, bytes int) bool) {
 	}
 }
 
+func (b *box) EachPaired(f func(netip.AddrPort, PairedUnread)) {
+	for src, u := range b.paired {
+		f(src, u)
+	}
+}
+
 func (b *box) Reserve(n int) *buf.Buf {
 	b.asked++
 	return b.reserve
 }
+
+// Free implements buf.Owner.
+func (b *box) Free(*buf.Buf) { b.freed++ }
 
 // read takes the first n messages and frees them.
 func (b *box) read(now time.Duration, n int) (payloads []string) {

@@ -1,14 +1,17 @@
 package rds
 
 import (
+	"errors"
 	"math/rand"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/rdserr"
 )
 
 // Sends never take what a node needs to receive with.
@@ -196,5 +199,48 @@ func TestOthersHoldTheMemory(t *testing.T) {
 	}
 	if w.b.Counters().CreditWithheld == 0 {
 		t.Error("no credits were withheld")
+	}
+}
+
+// TestBudgetRefusesApart: what a node has no memory to receive is no refusal to accept something for sending,
+// nor the other way round.
+func TestBudgetRefusesApart(t *testing.T) {
+	w := newPair(t)
+	w.b.cfg.Budget = &Budget{Limit: 2000}
+	a, b := bind(t, w.a, 5000, SocketOptions{}), bind(t, w.b, 4000, SocketOptions{})
+	for range 3 {
+		if err := a.Send(w.now, b.Addr(), make([]byte, 900), 0, Quiet); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.run()
+	m := w.b.cfg.Budget
+	received := m.RefusedHeld()
+	if received == 0 || m.RefusedSending() != 0 || m.Refused() != received {
+		t.Errorf("of what came %d are counted as refused, %d for sending, %d in all", received, m.RefusedSending(), m.Refused())
+	}
+	if err := b.Send(w.now, a.Addr(), make([]byte, 1900), 0, Quiet); err == nil {
+		t.Fatal("1,900 bytes were accepted")
+	}
+	if m.RefusedHeld() != received || m.RefusedSending() != 1 || m.Refused() != received+1 {
+		t.Errorf("a send was refused: %d for sending, %d of what came, %d in all", m.RefusedSending(), m.RefusedHeld()-received, m.Refused())
+	}
+	if s := w.a.cfg.Budget; s.Refused() != 0 {
+		t.Errorf("%d are counted as refused where there is memory", s.Refused())
+	}
+}
+
+// TestShareIsNamed: who is refused for want of memory is told whether all of it is spent, or its own share.
+func TestShareIsNamed(t *testing.T) {
+	e, _ := lone(t, func(c *Config) { c.Budget = &Budget{Limit: 8000} })
+	b := e.cfg.Budget
+	account := quota.New(b.Limit, b.Datagrams).Account(quota.User(7))
+	s, other := bind(t, e, 4000, SocketOptions{Account: account}), bind(t, e, 4001, SocketOptions{})
+	s.hold(5000)
+	if err := s.checkSendBudget(&flow{s: s}, 1000); !errors.Is(err, rdserr.ErrNoMemory) || !strings.Contains(err.Error(), "uid 7 holds its share of limits.memory_bytes (8000)") {
+		t.Errorf("a user that has its share: %v", err)
+	}
+	if err := other.checkSendBudget(&flow{s: other}, 4000); !errors.Is(err, rdserr.ErrNoMemory) || !strings.Contains(err.Error(), "limits.memory_bytes (8000) is spent") {
+		t.Errorf("more than there is: %v", err)
 	}
 }

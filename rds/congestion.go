@@ -209,7 +209,7 @@ func (e *Engine) tellGroups(now time.Duration) {
 type CongestedPort struct {
 	Endpoint netip.AddrPort
 	Local    bool
-	Since    time.Duration // when it became congested
+	Since    time.Duration // when it became congested; of a peer's that concerns no socket here, or did not then, the last change of any port of the peer's
 	Blocked  uint64        // sends refused or made to wait since, of sockets of which one is there; see felt
 	Waiting  int           // sockets of this node that wait for it; see felt
 	Socket   *Socket       // local: whose it is
@@ -308,7 +308,7 @@ func (pe *Peer) list(port uint16, f func(*CongestedPort)) (cost int) {
 	// More is known of ports that concern a socket here.
 	if pp := pe.ports[port]; pp != nil {
 		c.Since, c.Blocked, c.Waiting = pp.since, pp.blocked, pp.waiters.n
-		if pp.readerAt >= pp.since { // not of an earlier congestion
+		if pp.readerAt >= pp.since && e.now-pp.readerAt <= readerFor { // not of an earlier congestion, nor old
 			c.Reader = pp.reader
 		}
 	}

@@ -57,8 +57,10 @@ type Decided struct {
 }
 
 // Reserver is a Sink that offers memory of the client for a payload of n bytes
-// before it is read from the link; nil when it has none. See Engine.Buffer.
+// before it is read from the link; nil when it has none. It is the owner of
+// that memory, and nobody else is given what lies there. See Engine.Buffer.
 type Reserver interface {
+	buf.Owner
 	Reserve(n int) *buf.Buf
 }
 

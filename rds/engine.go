@@ -27,8 +27,15 @@ type Budget struct {
 	Rest    *atomic.Int64 // bytes of the same memory that others hold; nil: none
 	sending atomic.Int64  // accepted and undecided
 	held    atomic.Int64  // received and unread
-	Refused atomic.Uint64
+
+	refusedSending, refusedHeld atomic.Uint64
 }
+
+// RefusedSending and RefusedHeld count what was refused of the two parts of Datagrams, messages that were to
+// be accepted and messages that came; Refused is their sum.
+func (b *Budget) RefusedSending() uint64 { return b.refusedSending.Load() }
+func (b *Budget) RefusedHeld() uint64    { return b.refusedHeld.Load() }
+func (b *Budget) Refused() uint64        { return b.RefusedSending() + b.RefusedHeld() }
 
 // Used returns how many bytes are taken.
 func (b *Budget) Used() int64 {

@@ -158,6 +158,14 @@ func (e *Engine) forgetPeer(pe *Peer) {
 	for pe.flows.n > 0 {
 		pe.flows.head.forget()
 	}
+	// With its map no port of it is congested any more, and nothing will say so.
+	if note := pe.noteMany(); note != nil {
+		port, on := pe.cmap.Next(0)
+		for n := 0; on && n <= noteMost; n++ {
+			note(port, false)
+			port, on = pe.cmap.Next(int(port) + 1)
+		}
+	}
 	// Reports of the shell about its links are late from now on.
 	pe.c.End()
 	for _, tm := range []*timer{&pe.tm, &pe.lateTm} {

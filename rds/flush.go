@@ -118,11 +118,13 @@ func (s *Socket) Flushed() []uint64 {
 	return f
 }
 
-// Unflush forgets a flush whose caller gave up.
-func (s *Socket) Unflush(id uint64) {
+// Unflush forgets a flush whose caller gave up; false: it was answered before.
+func (s *Socket) Unflush(id uint64) bool {
 	i := slices.IndexFunc(s.flushes, func(f flush) bool { return f.id == id })
-	if i >= 0 {
-		s.epochs[s.flushes[i].at].flushes--
-		s.flushes = slices.Delete(s.flushes, i, i+1)
+	if i < 0 {
+		return false
 	}
+	s.epochs[s.flushes[i].at].flushes--
+	s.flushes = slices.Delete(s.flushes, i, i+1)
+	return true
 }

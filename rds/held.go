@@ -41,7 +41,8 @@ func (e *Engine) Hold(now time.Duration, ports map[uint16]uint32, until time.Dur
 	e.HoldUntil(until)
 }
 
-// HoldUntil has ports that are still held then given up at the time until.
+// HoldUntil has ports that are still held then given up at the time until, or not at all (Never),
+// whatever was said before.
 func (e *Engine) HoldUntil(until time.Duration) {
 	h := &e.held
 	h.until = until
@@ -54,7 +55,7 @@ func (e *Engine) HoldUntil(until time.Duration) {
 // sender would believe it delivered: every port is congested and has no room, whatever is read. A port
 // that is closed, by whomever, stays so and is held for its user, for whom the next life holds it: a
 // final outcome for what is sent to it would be wrong as soon as that life begins. Ports that are held
-// already are not given up.
+// already are not given up, and are congested still when their owners bind them.
 func (e *Engine) Leave(now time.Duration) {
 	if e.leaving {
 		return
@@ -99,9 +100,10 @@ func (e *Engine) mayTake(port uint16, uid uint32) error {
 }
 
 // endHold ends the holding of port, which its owner has bound. Messages that wait for that
-// go on in the next tick, at once: Bind does not know the time.
+// go on in the next tick, at once: Bind does not know the time. After Leave the tick has to mark
+// whatever was bound.
 func (e *Engine) endHold(port uint16) {
-	if e.held.has(port) {
+	if e.held.has(port) || e.leaving {
 		delete(e.held.owner, port)
 		e.held.bound = append(e.held.bound, port)
 		e.arm(&e.held.tm, (*heldTicker)(e), e.now)
@@ -140,7 +142,10 @@ func (t *heldTicker) tick(now time.Duration) {
 	}
 	for _, port := range done {
 		// The new owner's socket may be congested by itself by now, or closed and its port held again.
-		if s := e.socks[port]; !h.has(port) && (s == nil || !s.congested) {
+		switch s := e.socks[port]; {
+		case s != nil && e.leaving:
+			s.mark(now)
+		case !h.has(port) && (s == nil || !s.congested):
 			e.clear(now, port)
 		}
 	}

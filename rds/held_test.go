@@ -83,6 +83,24 @@ func TestHeldPorts(t *testing.T) {
 	}
 }
 
+// Ports that were to be given up at some time are kept when it is said that they are not.
+func TestHeldForLonger(t *testing.T) {
+	cfg := DefaultConfig()
+	e := NewEngine(&cfg, netip.MustParseAddr("10.0.0.1"), rand.New(rand.NewSource(1)))
+	told := 0
+	e.OnPorts(func(uint16, uint32, bool) { told++ })
+	e.Hold(time.Second, map[uint16]uint32{4000: 7, 4001: 8}, conn.Never)
+	e.HoldUntil(4 * time.Second)
+	e.HoldUntil(conn.Never)
+	e.Tick(5 * time.Second)
+	if e.Held() != 2 || told != 0 || !e.cmap.Congested(4000) || !e.cmap.Congested(4001) {
+		t.Errorf("%d ports are held, told %d times, %d congested", e.Held(), told, e.cmap.Len())
+	}
+	if at, ok := e.Next(); ok {
+		t.Errorf("a timer is left, for %v", at)
+	}
+}
+
 // After Leave nothing is placed and nothing has a final outcome: ports are congested whatever is
 // read, and what is closed is held, not unbound.
 func TestLeave(t *testing.T) {
@@ -168,6 +186,32 @@ func TestLeave(t *testing.T) {
 		t.Errorf("told %q, want %q", told, want)
 	}
 	if e.Held() != 3 {
+		t.Errorf("%d ports are held", e.Held())
+	}
+}
+
+// TestBoundAfterLeave: what is bound after Leave, a port that was held or any other, is congested too; what was bound
+// again and closed before it is nobody's.
+func TestBoundAfterLeave(t *testing.T) {
+	e, now := lone(t, nil)
+	e.Begin(now)
+	e.Hold(now, map[uint16]uint32{4000: 7, 4001: 7, 4002: 7}, conn.Never)
+	bind(t, e, 4001, SocketOptions{UID: 7})
+	bind(t, e, 4002, SocketOptions{UID: 7}).Close(now)
+	e.Leave(now)
+	s, other := bind(t, e, 4000, SocketOptions{UID: 7}), bind(t, e, 5000, SocketOptions{UID: 7})
+	for range 2 {
+		now = ticks(e, now, time.Second)
+		for port, want := range map[uint16]bool{4000: true, 4001: true, 4002: false, 5000: true} {
+			if got := e.cmap.Congested(port); got != want {
+				t.Errorf("port %d: congested %v", port, got)
+			}
+		}
+		e.holds(t)
+		s.Close(now)
+		other.Close(now)
+	}
+	if e.Held() != 2 {
 		t.Errorf("%d ports are held", e.Held())
 	}
 }

@@ -74,6 +74,38 @@ func TestCulpritsLook(t *testing.T) {
 	}
 }
 
+// TestCulpritsOfPairs: what lies in pairs takes no look away from the queue, and is told as it is.
+func TestCulpritsOfPairs(t *testing.T) {
+	e, now := lone(t, nil)
+	b := bindBox(t, e, 5000, 1<<20, SocketOptions{})
+	in, queued := bind(t, e, 6000, SocketOptions{}), bind(t, e, 6001, SocketOptions{})
+	for range 5000 {
+		if err := queued.Send(now, b.s.Addr(), make([]byte, 10), 0, Quiet); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.paired = map[netip.AddrPort]PairedUnread{in.Addr(): {1024, 2048}}
+	want := []Culprit{{queued.Addr(), 5000, 50000}, {in.Addr(), 1024, 2048}}
+	if l, looked := b.s.culprits(8, 1024); looked != 1024 || !slices.Equal(l, want) {
+		t.Errorf("%d looked at: %+v, want %+v", looked, l, want)
+	}
+	b.paired[queued.Addr()] = PairedUnread{7, 70} // of what it has queued and what it has in a pair the sum
+	want[0] = Culprit{queued.Addr(), 5007, 50070}
+	if l, _ := b.s.culprits(8, 1024); !slices.Equal(l, want) {
+		t.Errorf("%+v, want %+v", l, want)
+	}
+	n := map[netip.AddrPort]int{}
+	b.s.EachQueued(func(src netip.AddrPort, _ int) bool { n[src]++; return true })
+	if n[in.Addr()] != 1024 || n[queued.Addr()] != 5007 {
+		t.Errorf("listed are %v", n)
+	}
+	b.paired[in.Addr()] = PairedUnread{1 << 40, 1 << 41}
+	b.s.EachQueued(func(src netip.AddrPort, _ int) bool { n[src]++; return n[src] < 1030 || src != in.Addr() })
+	if n[in.Addr()] != 1030 {
+		t.Errorf("%d of a pair are listed after the last that was asked for", n[in.Addr()]-1030)
+	}
+}
+
 // Whoever may be no peer is refused at the door, and makes no peer.
 func TestAcceptRefuses(t *testing.T) {
 	e, now := lone(t, nil)

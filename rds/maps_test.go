@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rdsd/rdsd/cong"
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/transport"
 )
@@ -74,5 +75,40 @@ func TestMapsToManyKernels(t *testing.T) {
 				t.Errorf("%v was told last at %v, the last change was at %v", p, at, last)
 			}
 		}
+	}
+}
+
+// TestWatchersMissNothingUnsaid: of a map with more changes than are told, and of a peer that is forgotten with
+// so many congested ports, watchers learn that they have lost some; of fewer they are told each.
+func TestWatchersMissNothingUnsaid(t *testing.T) {
+	for _, n := range []int{1, noteMost, noteMost + 1, 65536} {
+		e, now := lone(t, nil)
+		e.Watch(true)
+		pe, err := e.Peer(peerAddr(1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := make([]byte, cong.Bytes)
+		for i := range n {
+			m[i/8] |= 1 << (i % 8)
+		}
+		told := func(what string, on bool) {
+			t.Helper()
+			o := taken(e)
+			if len(o.Notices) != min(n, noteMost) || o.Lost != (n > noteMost) {
+				t.Errorf("%s with %d congested ports: %d notices, lost some: %v", what, n, len(o.Notices), o.Lost)
+			}
+			for i, x := range o.Notices {
+				if x != (Notice{Endpoint: pe.AddrPort(uint16(i)), Congested: on}) {
+					t.Fatalf("%s with %d congested ports: notice %d is %+v", what, n, i, x)
+				}
+			}
+		}
+		pe.CongestionMap(now, m)
+		told("a map", true)
+		if !e.Evict(now) {
+			t.Fatal("the peer is not forgotten")
+		}
+		told("a peer that is forgotten", false)
 	}
 }

@@ -21,24 +21,29 @@ import (
 const memoryEvery = 20 * time.Millisecond
 
 // awaitRecvMemory marks the port because cost bytes more would pass the node's memory; the port
-// may have to be cleared although its own client reads nothing.
+// may have to be cleared although its own client reads nothing. Of all that is refused meanwhile the
+// smallest is waited for: it fits first, and what is larger is only refused once more then.
 func (s *Socket) awaitRecvMemory(now time.Duration, cost int) {
-	if s.recvNeeds = cost; s.recvWaitAt == 0 {
+	if s.recvWaitAt == 0 {
+		s.recvNeeds = cost
 		s.e.recvWaiters = append(s.e.recvWaiters, s)
 		s.recvWaitAt = len(s.e.recvWaiters)
 		s.e.armMemoryTimer(now)
 	}
+	s.recvNeeds = min(s.recvNeeds, cost)
 	s.full(now)
 }
 
 // awaitSendMemory notes that n bytes could not be accepted for sending because the node's
-// memory is spent.
+// memory is spent. Of all that is refused meanwhile the smallest is waited for, as in awaitRecvMemory.
 func (s *Socket) awaitSendMemory(n int) {
-	if s.sendNeeds = n; s.sendWaitAt == 0 {
+	if s.sendWaitAt == 0 {
+		s.sendNeeds = n
 		s.e.sendWaiters = append(s.e.sendWaiters, s)
 		s.sendWaitAt = len(s.e.sendWaiters)
 		s.e.armMemoryTimer(s.e.now)
 	}
+	s.sendNeeds = min(s.sendNeeds, n)
 }
 
 // armMemoryTimer asks the shell to collect the releases of clients, and looks at the budget

@@ -411,7 +411,7 @@ func TestSkippedIsRefused(t *testing.T) {
 	if skipped == 0 || len(b.got) != 0 || !b.s.Info().Congested {
 		t.Fatalf("%d were skipped, %d placed: %+v", skipped, len(b.got), b.s.Info())
 	}
-	if n := w.b.cfg.Budget.Refused.Load(); n != uint64(skipped) || w.b.ctr.MemoryRefused < n {
+	if n := w.b.cfg.Budget.RefusedHeld(); n != uint64(skipped) || w.b.ctr.MemoryRefused < n {
 		t.Errorf("%d are counted as refused, %d datagrams, of %d", n, w.b.ctr.MemoryRefused, skipped)
 	}
 	if !w.until(5*soon, func() bool { return len(b.got) == 3 }) {

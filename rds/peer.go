@@ -20,6 +20,9 @@ type Peer struct {
 	c            *conn.Conn // nil: this address itself
 	addr         netip.Addr
 	cmap         *cong.Map // of its ports: theirs, or the engine's own
+	owed         uint32    // datagrams to it, of all sockets, that have no outcome yet or wait to be accepted
+	asked        uint16    // answers due to AskReaders
+	askFrom      uint16    // port that the next question begins with
 	theirs       cong.Map
 	flows        flowList             // of all sockets
 	busy         int                  // of them, not among the idle ones
@@ -36,9 +39,7 @@ type Peer struct {
 	answered     bool   // something is there
 	portsMost    uint32 // of ports; see fit
 
-	asked   uint16        // answers due to AskReaders
-	askFrom uint16        // port that the next question begins with
-	asking  time.Duration // when the peer's last question was
+	asking time.Duration // when the last question of the peer was
 
 	at      int // in Engine.order
 	origin  origin
@@ -116,6 +117,10 @@ func (pe *Peer) Addr() netip.Addr { return pe.addr }
 
 // AddrPort is a port of the peer.
 func (pe *Peer) AddrPort(port uint16) netip.AddrPort { return netip.AddrPortFrom(pe.addr, port) }
+
+// Owed is how many datagrams of sockets here are to go there or are not acknowledged: on their way, before
+// a congested port, or waiting to be accepted.
+func (pe *Peer) Owed() int { return int(pe.owed) }
 
 // Conn is its connection; nil for the engine's own address.
 func (pe *Peer) Conn() *conn.Conn { return pe.c }

@@ -94,13 +94,7 @@ func (pe *Peer) Congested(port uint16) bool {
 
 // CongestionMap takes over the peer's whole map.
 func (pe *Peer) CongestionMap(now time.Duration, m []byte) {
-	var note func(port uint16, on bool)
-	if pe.e.watched {
-		note = func(port uint16, on bool) {
-			pe.e.note(Notice{Endpoint: netip.AddrPortFrom(pe.addr, port), Congested: on})
-		}
-	}
-	freed, changed, err := pe.cmap.ReplaceBy(&pe.e.spare, m, noteMost, note)
+	freed, changed, err := pe.cmap.ReplaceBy(&pe.e.spare, m, noteMost+1, pe.noteMany())
 	if err != nil || !changed {
 		return
 	}
@@ -115,8 +109,24 @@ func (pe *Peer) CongestionMap(now time.Duration, m []byte) {
 	}
 }
 
-// noteMost bounds the notices of one map.
+// noteMost bounds the notices of one map. Of more than so many changes watchers are told that they
+// have lost some.
 const noteMost = 256
+
+// noteMany returns what notes the changes of a map, and one beyond noteMost; nil: nobody watches.
+func (pe *Peer) noteMany() func(port uint16, on bool) {
+	e, n := pe.e, 0
+	if !e.watched {
+		return nil
+	}
+	return func(port uint16, on bool) {
+		if n++; n > noteMost {
+			e.clost = true
+			return
+		}
+		e.note(Notice{Endpoint: netip.AddrPortFrom(pe.addr, port), Congested: on})
+	}
+}
 
 // CongestionDelta takes over one change.
 func (pe *Peer) CongestionDelta(now time.Duration, s wire.PortState) {

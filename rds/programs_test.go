@@ -75,7 +75,7 @@ func (m *machine) pin() {
 	at, due := m.e.Next()
 	m.e.End()
 	bud := m.cfg.Budget
-	fmt.Fprintf(&b, "\nnow %v, next %v %v; %d sending, %d held, %d refused; here %d", m.now, at, due, bud.Sending(), bud.Held(), bud.Refused.Load(), m.e.Here())
+	fmt.Fprintf(&b, "\nnow %v, next %v %v; %d sending, %d held, %d refused; here %d", m.now, at, due, bud.Sending(), bud.Held(), bud.Refused(), m.e.Here())
 	m.checkUsers(&b)
 	for _, s := range m.socks {
 		size, n := queueOf(s).Peek()

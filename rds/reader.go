@@ -10,15 +10,17 @@ import (
 )
 
 // The process that reads a congested port of another node, and the senders that fill it,
-// are known only to that node. When an administrator here wants to see them (AskReaders)
-// the other daemon is asked about the ports that hold up sockets of this node, and answers
-// when it likes (docs/protocol.md, "CtlAskPorts"). A kernel is not asked, and an rdsd that
-// does not know the question leaves it unanswered.
+// are known only to that node. When an administrator here wants to see them, and every few
+// seconds (AskReaders), the other daemon is asked about the ports that hold up sockets of this
+// node, and answers when it likes (docs/protocol.md, "CtlAskPorts"). A kernel is not asked, and
+// an rdsd that does not know the question leaves it unanswered.
 
 const (
 	// askLook bounds the peers and ports that are looked at for questions with the lock held, except
 	// that the last peer has its question.
 	askLook = 1024
+	// readerFor is how long an answer is shown: who filled a port may not be who fills it.
+	readerFor = 30 * time.Second
 	// answerEvery is the least time between two answers to one peer: looking at a
 	// queue costs more than asking for it.
 	answerEvery = 20 * time.Millisecond
@@ -127,7 +129,7 @@ func (pe *Peer) tellReaders(now time.Duration, payload []byte) error {
 	}
 	left := answerLook // for all of them
 	for i, s := range asked {
-		r := wire.Reader{Port: s.port, UID: s.opt.UID, PID: s.opt.PID, Queued: uint64(s.queued), Label: s.opt.Label}
+		r := wire.Reader{Port: s.port, UID: s.opt.UID, PID: s.opt.PID, Queued: uint64(s.queued + s.paired.Bytes), Label: s.opt.Label}
 		culprits, looked := s.culprits(wire.MaxFillers, left/(len(asked)-i))
 		left -= looked
 		for _, c := range culprits {

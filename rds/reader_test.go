@@ -65,6 +65,7 @@ func TestReaderIsTold(t *testing.T) {
 	if err := s.Send(w.now, r.Addr(), nil, 0, Quiet); err == nil { // now it concerns somebody
 		t.Fatal("a congested port took a datagram")
 	}
+	r.SetPaired(PairedUnread{Datagrams: 3, Bytes: 30})
 	if due := askAll(w.a); due != 1 {
 		t.Fatalf("%d answers due, want 1", due)
 	}
@@ -95,6 +96,20 @@ func TestReaderIsTold(t *testing.T) {
 	w.run()
 	if due := w.a.ReadersDue(); due != 0 {
 		t.Errorf("%d answers due, want 0", due)
+	}
+
+	// What was said long ago is not shown.
+	for _, d := range []time.Duration{readerFor, 1} {
+		w.advance(d)
+		w.a.Begin(w.now)
+		if c := portOf(t, w.a, r.Addr()); (c.Reader != nil) != (d == readerFor) {
+			t.Errorf("%v later: %+v", d, c.Reader)
+		}
+	}
+	askAll(w.a)
+	w.run()
+	if c := portOf(t, w.a, r.Addr()); c.Reader == nil {
+		t.Error("no answer")
 	}
 
 	// What is said of one congestion is not shown of the next.

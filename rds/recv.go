@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/buf"
 	"github.com/rdsd/rdsd/wire"
 )
 
@@ -30,6 +31,10 @@ func arrivalBytes(t wire.Train) int {
 // empty datagrams never reach the soft limit.
 func (s *Socket) place(from *Peer, a conn.Arrival) conn.Verdict {
 	e, t := s.e, a.Train
+	// What was lent to read it into is its lender's alone.
+	if b := a.Buf; b != nil && b.Owner() != nil && b.Owner() != buf.Owner(s.reserver) {
+		return from.strayed()
+	}
 	cost := arrivalBytes(t)
 	if s.queue != nil {
 		cost += s.queue.beside(a)
@@ -62,11 +67,23 @@ func (s *Socket) place(from *Peer, a conn.Arrival) conn.Verdict {
 	return conn.Placed
 }
 
+// strayed is the verdict on a payload that was read into memory of another socket, which had the port
+// when the header came and was closed before the rest did. That memory may be taken away at any time,
+// with zeros in its place, or held up with what lies in it. An rdsd is refused the datagram and sends
+// it again, at once, for nothing marks the port. A kernel cannot be refused anything: it is as if the
+// datagram had come whole a little earlier, and nobody had read it before that socket was closed.
+func (pe *Peer) strayed() conn.Verdict {
+	if pe.c.Kind() == conn.KindRdsd {
+		return conn.NoRoom
+	}
+	return conn.NoPort
+}
+
 // lacked refuses what came while there was no memory to read it into.
 func (s *Socket) lacked(a conn.Arrival) conn.Verdict {
 	e := s.e
 	e.ctr.MemoryRefused += uint64(a.Train.Count)
-	e.cfg.Budget.Refused.Add(1)
+	e.cfg.Budget.refusedHeld.Add(1)
 	s.awaitRecvMemory(e.now, a.Skipped+itemOverhead)
 	return conn.NoRoom
 }
@@ -92,7 +109,7 @@ func (s *Socket) fitsRecvBudget(cost int, t wire.Train) bool {
 		return true
 	}
 	e.ctr.MemoryRefused += uint64(t.Count)
-	e.cfg.Budget.Refused.Add(1)
+	e.cfg.Budget.refusedHeld.Add(1)
 	// Others hold the memory, with other engines perhaps, and do not call here when they give
 	// it back: the socket is in a list that is looked at.
 	s.awaitRecvMemory(e.now, least(t, cost))
@@ -240,28 +257,40 @@ func (s *Socket) Culprits(max int) []Culprit {
 	return l
 }
 
-// culprits looks at so many datagrams, the oldest, and reports how many there were.
+// culprits looks at so many datagrams, the oldest, and reports how many there were. What lies in pairs is
+// known without a look.
 func (s *Socket) culprits(max, look int) (l []Culprit, looked int) {
 	lookedBytes := 0
 	by := map[netip.AddrPort]*Culprit{}
-	s.EachQueued(func(src netip.AddrPort, bytes int) bool {
+	of := func(src netip.AddrPort) *Culprit {
 		c := by[src]
 		if c == nil {
 			c = &Culprit{Source: src}
 			by[src] = c
 		}
+		return c
+	}
+	s.sink.Each(func(src netip.AddrPort, bytes int) bool {
+		c := of(src)
 		c.N++
 		c.Bytes += bytes
 		looked++
 		lookedBytes += bytes
 		return looked < look
 	})
-	l = make([]Culprit, 0, len(by))
-	for _, c := range by {
-		// What is told beside it is how much all of the queue has.
-		if looked >= look {
+	// What is told beside it is how much all of the queue has.
+	if looked >= look {
+		for _, c := range by {
 			c.N, c.Bytes = scaled(c.N, looked, s.unread), scaled(c.Bytes, lookedBytes, s.queued)
 		}
+	}
+	s.eachPaired(func(src netip.AddrPort, u PairedUnread) {
+		c := of(src)
+		c.N += u.Datagrams
+		c.Bytes += u.Bytes
+	})
+	l = make([]Culprit, 0, len(by))
+	for _, c := range by {
 		l = append(l, *c)
 	}
 	slices.SortFunc(l, func(a, b Culprit) int {
@@ -282,9 +311,6 @@ func scaled(n, some, all int) int {
 	q, _ := bits.Div64(hi, lo, uint64(some)) // n is part of some, so this is part of all
 	return int(q)
 }
-
-// EachQueued calls f for every datagram that is placed and not read until it returns false.
-func (s *Socket) EachQueued(f func(src netip.AddrPort, bytes int) bool) { s.sink.Each(f) }
 
 // ReceiveMemory returns how many bytes of the node's memory received datagrams take that
 // were not given back.

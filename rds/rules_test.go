@@ -64,6 +64,17 @@ func (e *Engine) holds(t testing.TB) {
 			t.Errorf("%v: waits for room: %v", pe.addr, pe.isFull)
 		}
 	}
+	owed, socks := 0, map[*Socket]bool{}
+	for _, pe := range append([]*Peer{e.loop}, e.order...) {
+		owed += int(pe.owed)
+		pe.flows.each(byPeer, func(f *flow) { socks[f.s] = true })
+	}
+	for s := range socks { // also closed ones
+		owed -= s.undecided + s.waiting
+	}
+	if owed != 0 {
+		t.Errorf("%d datagrams more are counted that peers are to have than sockets have", owed)
+	}
 	asked := 0
 	for _, pe := range e.order {
 		asked += int(pe.asked)

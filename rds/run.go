@@ -63,6 +63,7 @@ func (s *Socket) SendRun(now time.Duration, dst netip.AddrPort, payload []byte, 
 	// The accounts that charge keeps for one, once for the run; used is counted in add, as
 	// whether to ask for an acknowledgement depends on it.
 	s.undecided += n
+	pe.owed += uint32(n)
 	s.epochs[s.lastEpoch].n += n
 	s.Stats.Accepted += uint64(n)
 	s.spend(run.size)

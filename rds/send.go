@@ -157,12 +157,15 @@ func (s *Socket) checkSendBudget(f *flow, n int) error {
 // charged already.
 func (s *Socket) lacks(n, whole int) error {
 	b := s.e.cfg.Budget
-	b.Refused.Add(1)
+	b.refusedSending.Add(1)
 	// Only what may fit some day is waited for.
 	if b.everSends(whole) {
 		s.awaitSendMemory(n)
 	}
-	return rdserr.With(rdserr.ErrNoMemory, "the daemon's memory budget of %d bytes is spent, or what of it may be accepted at once, three quarters", b.Limit)
+	if free, _, shared := s.e.room(s.opt.Account, n); !shared {
+		return rdserr.With(rdserr.ErrNoMemory, "%v holds its share of limits.memory_bytes (%d): its datagrams may take twice what is free for all, and %d bytes are free", s.opt.Account.Holder(), b.Limit, free)
+	}
+	return rdserr.With(rdserr.ErrNoMemory, "limits.memory_bytes (%d) is spent, or what of it may be accepted at once, three quarters", b.Limit)
 }
 
 // affords reports whether n bytes of memory may be taken now. Nothing waits for them.
@@ -187,6 +190,7 @@ func (s *Socket) charge(f *flow, m *conn.Msg) {
 	s.epochs[s.lastEpoch].n += k
 	s.used += n
 	s.undecided += k
+	f.pe.owed += uint32(k)
 	s.Stats.Accepted += uint64(k)
 	if f.fee == unpaid {
 		f.pay()
@@ -261,6 +265,7 @@ func (f *flow) Completed(m *conn.Msg, o conn.Outcome, why conn.Why) {
 	n, k := int(m.Bytes), m.Datagrams()
 	s.used -= n
 	s.undecided -= k
+	f.pe.owed -= uint32(k)
 	s.spend(-size(n, int(m.Count)))
 	switch o {
 	case conn.Delivered:

@@ -87,7 +87,7 @@ type Socket struct {
 	// awaits its port (flow.awaitsPort), never both.
 	//
 	// Invariant: waiting + held is the number of datagrams in the flows' queues, and held
-	// <= undecided.
+	// <= undecided. Of all sockets undecided and waiting are Peer.owed of all peers.
 
 	lined    flowList      // flows that wait for the send buffer or for memory, in turn
 	holding  flowList      // flows with something in their queues
@@ -146,9 +146,9 @@ type Socket struct {
 	// Waiting for memory of the node (memwait.go).
 
 	recvWaitAt int // position in Engine.recvWaiters, from 1: a datagram that arrived was refused for want of memory
-	recvNeeds  int // how many bytes that was
-	sendWaitAt int // position in Engine.thirsty, from 1: a send was refused for it
-	sendNeeds  int // how many bytes that was
+	recvNeeds  int // how many bytes that was, the smallest since
+	sendWaitAt int // position in Engine.sendWaiters, from 1: a send was refused for it
+	sendNeeds  int // how many bytes that was, the smallest since
 
 	// Congestion news of destinations (Monitor, SetMonitor; net/rds/cong.c,
 	// rds_cong_map_updated).
@@ -227,15 +227,21 @@ func (e *Engine) freePort() uint16 {
 		if p > 65535 {
 			p = p - 65536 + wire.PortFirst
 		}
-		switch port := uint16(p); {
-		case e.socks[port] != nil || e.held.has(port):
-		case !e.rest.has(port):
-			return port
-		case resting == 0:
-			resting = port
+		switch free, rested := e.Free(uint16(p)); {
+		case rested:
+			return uint16(p)
+		case free && resting == 0:
+			resting = uint16(p)
 		}
 	}
 	return resting
+}
+
+// Free tells whether a port that can be bound is bound by nobody and held for nobody, and if so
+// whether that has been so for a while: others are for when there is none of those.
+func (e *Engine) Free(port uint16) (free, rested bool) {
+	free = e.socks[port] == nil && !e.held.has(port)
+	return free, free && !e.rest.has(port)
 }
 
 func (e *Engine) sock(port uint16) *Socket {

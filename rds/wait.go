@@ -57,18 +57,19 @@ func (s *Socket) queues(dst netip.AddrPort) bool {
 	return f != nil && f.q.head != nil
 }
 
-// countWaiting counts m as waiting (sign 1) or no longer waiting (-1).
-func (s *Socket) countWaiting(m *conn.Msg, sign int) {
+// countWaiting counts m, in f, as waiting (sign 1) or no longer waiting (-1).
+func (s *Socket) countWaiting(f *flow, m *conn.Msg, sign int) {
 	if m.Owner != nil {
 		s.held += sign * m.Datagrams()
 	} else {
 		s.waiting += sign
+		f.pe.owed += uint32(sign) // or less: it wraps
 	}
 }
 
 func (s *Socket) wait(f *flow, m *conn.Msg) {
 	s.e.stir(f)
-	s.countWaiting(m, 1)
+	s.countWaiting(f, m, 1)
 	f.q.push(m)
 	s.holding.push(byQueued, f)
 	s.traceWaits(f, m)
@@ -76,7 +77,7 @@ func (s *Socket) wait(f *flow, m *conn.Msg) {
 
 func (s *Socket) waitFirst(f *flow, m *conn.Msg) {
 	s.e.stir(f)
-	s.countWaiting(m, 1)
+	s.countWaiting(f, m, 1)
 	f.q.unshift(m)
 	s.holding.push(byQueued, f)
 	s.traceWaits(f, m)
@@ -187,7 +188,7 @@ func (s *Socket) runWaiting(now time.Duration) {
 			continue
 		}
 		if m != nil {
-			s.countWaiting(f.q.pop(), -1)
+			s.countWaiting(f, f.q.pop(), -1)
 			switch {
 			// Accepted before: Post has charged it, and its outcome is not SendDone.
 			case m.Owner != nil:
@@ -328,6 +329,7 @@ func (s *Socket) expire(f *flow, err error, why conn.Why, which func(*conn.Msg) 
 	if f.q.head == nil {
 		return 0
 	}
+	head := f.q.head
 	var keep msgs
 	for f.q.head != nil {
 		m := f.q.pop()
@@ -336,17 +338,21 @@ func (s *Socket) expire(f *flow, err error, why conn.Why, which func(*conn.Msg) 
 			keep.push(m)
 			continue
 		case m.Owner != nil:
-			s.countWaiting(m, -1)
+			s.countWaiting(f, m, -1)
 			cancelled += m.Datagrams()
 			s.e.ctr.SendCancelled += uint64(m.Datagrams())
 			f.Completed(m, conn.Cancelled, why)
 		default:
-			s.countWaiting(m, -1)
+			s.countWaiting(f, m, -1)
 			s.sendDone(f, m, err)
 			s.e.conns.FreeMsg(m)
 		}
 	}
 	f.q = keep
+	// There may be room for what comes first in line now, though there was none for what did until now.
+	if s.lined.head == f && f.q.head != head {
+		s.hasSpace()
+	}
 	// The others go on waiting as they did.
 	if f.q.head != nil {
 		return cancelled

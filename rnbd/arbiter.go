@@ -61,7 +61,7 @@ type handle struct {
 	foreign  bool     // see rnbdwire.Store
 	wrote    bool     // or had the volume before, and may have
 	seen     bool     // a request for it has come: its client has the answer to its OPEN
-	where    string   // it was found (try.where), once it writes
+	where    string   // it was found (try.where)
 	opening  *Opening // nil: there is none, or it has ended
 	at       int      // its place in volume.handles
 	let      func()   // of ServerEnv.Hold; nil: it was called
@@ -170,12 +170,15 @@ func (s *Server) attach(now time.Duration, o *Opening, d blk.Device, owner *Expo
 	st.handles++
 	h.at = len(v.handles)
 	v.handles = append(v.handles, h)
-	h.store, h.since = st, now
+	h.store, h.since, h.where = st, now, o.found.where()
 	// The session that wrote last is remembered, so that a session that comes back learns
-	// whether another one has written meanwhile.
+	// whether another one has written meanwhile. One that reads learns whether its name leads
+	// to another store now.
 	if h.writes() {
 		v.writers++
 		s.wrote(o, id)
+	} else if h.foreign = s.holds(o); o.held {
+		s.env.Keep()
 	}
 	return nil
 }

@@ -337,15 +337,28 @@ func TestVolumesBelowRoots(t *testing.T) {
 	_, err := a.tryMap("4", ro)
 	wantErr(t, "the peer's part", err, rdserr.ErrTooMany)
 	a.mustMap("d", ro)
-	b.mustMap("0", ro) // it is open
-	b.mustMap("4", ro)
+	more := []*Volume{b.mustMap("0", ro), b.mustMap("4", ro)} // the first is open
 	_, err = b.tryMap("5", ro)
 	wantErr(t, "the limit", err, rdserr.ErrTooMany)
-	for _, v := range open[1:] {
-		if err := v.Unmap(w.now); err != nil {
-			t.Fatal(err)
+	unmap := func(list []*Volume) {
+		for _, v := range list {
+			if err := v.Unmap(w.now); err != nil {
+				t.Fatal(err)
+			}
+			w.run()
+			n := 0
+			for _, k := range w.srv.belowOf {
+				n += k
+			}
+			if n != w.srv.below {
+				t.Errorf("the peers have %d, %d are open", n, w.srv.below)
+			}
 		}
 	}
-	w.run()
-	b.mustMap("5", ro)
+	unmap(open[1:])
+	more = append(more, b.mustMap("5", ro))
+	unmap(append(more, open[0]))
+	if w.srv.below != 0 || len(w.srv.belowOf) != 0 {
+		t.Errorf("at the end %d are open, of %d peers", w.srv.below, len(w.srv.belowOf))
+	}
 }

@@ -226,7 +226,7 @@ func TestRootsGo(t *testing.T) {
 	wantErr(t, "again, by force", w.srv.ForceRemoveRoot(w.now, r), noRoot(r))
 	_, err := e.tryMap("d", rw)
 	wantErr(t, "its file", err, noExport("d"))
-	wantErr(t, "an export that is not there", w.srv.Unexport(w.now, "x"), noExport("x"))
+	wantErr(t, "an export that is not there", w.srv.Unexport(w.now, w.named("x")), noExport("x"))
 }
 
 // TestBootOfItsOwn: servers that were not told when the machine was started do not agree about

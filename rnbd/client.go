@@ -364,7 +364,7 @@ func (c *Client) tryResume(now time.Duration) {
 		}
 		// The new number is written into it. A piece that is larger than the server takes now, or
 		// has no volume, comes back and is cut again or held.
-		if v := p.call.v; v.state == Open && p.n <= v.most(p.call.r.Op) {
+		if v := p.call.v; v.state == Open && p.n <= v.most(p.call.op()) {
 			p.message(v.id)
 		} else {
 			c.rt.Recall(now, r, errAgain)
@@ -377,6 +377,30 @@ func (c *Client) tryResume(now time.Duration) {
 			v.release(now)
 		}
 	}
+}
+
+// Oldest tells since when the oldest request of each volume is under way that has any, wherever it waits.
+func (c *Client) Oldest() map[*Volume]time.Duration {
+	oldest := map[*Volume]time.Duration{}
+	look := func(p *piece) {
+		if since, ok := oldest[p.call.v]; !ok || p.call.since < since {
+			oldest[p.call.v] = p.call.since
+		}
+	}
+	c.rt.Each(func(r *rtrs.Req) {
+		if p, ok := r.Ctx.(*piece); ok {
+			look(p)
+		}
+	})
+	for p := c.again; p != nil; p = p.next {
+		look(p)
+	}
+	for _, v := range c.volumes {
+		for p := v.held; p != nil; p = p.next {
+			look(p)
+		}
+	}
+	return oldest
 }
 
 // restart starts pieces again that came back unsent. It is called when no function on the

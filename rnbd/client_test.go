@@ -228,7 +228,7 @@ func TestKernelServerIsAskedByOpening(t *testing.T) {
 	if err := e.write(v, 1<<20, 1, 512, 0); err != nil {
 		t.Error(err)
 	}
-	w.srv.ForceUnexport(w.now, "d")
+	w.srv.ForceUnexport(w.now, w.named("d"))
 	w.run()
 	v.Ask(w.now)
 	w.run()

@@ -172,7 +172,15 @@ func TestExportErrors(t *testing.T) {
 	} {
 		wantErr(t, c.e.Name, w.srv.Export(&c.e), c.want)
 	}
-	wantErr(t, "no such export", w.srv.ForceUnexport(w.now, "x"), rdserr.ErrNotFound)
+	wantErr(t, "no such export", w.srv.ForceUnexport(w.now, w.named("x")), rdserr.ErrNotFound)
+}
+
+// named is the export of a name, or one that the server does not have.
+func (w *world) named(name string) *Export {
+	if e := w.srv.exports[name]; e != nil {
+		return e
+	}
+	return &Export{Name: name}
 }
 
 // TestUnexport: not while it is in use, but by force; the device is closed when
@@ -183,11 +191,11 @@ func TestUnexport(t *testing.T) {
 	w.mem("idle", 1<<20)
 	e := w.client("c")
 	v := e.mustMap("d", rw)
-	wantErr(t, "in use", w.srv.Unexport(w.now, "d"), ErrBusy)
+	wantErr(t, "in use", w.srv.Unexport(w.now, w.named("d")), ErrBusy)
 	f.Add(blk.Rule{Ops: blk.Ops(blk.OpWrite), Stall: true})
 	done := e.submit(v, &blk.Request{Op: blk.OpWrite, Len: 512, Buf: make([]byte, 512)})
 	w.run()
-	if err := w.srv.ForceUnexport(w.now, "d"); err != nil {
+	if err := w.srv.ForceUnexport(w.now, w.named("d")); err != nil {
 		t.Fatal(err)
 	}
 	w.run()
@@ -201,8 +209,16 @@ func TestUnexport(t *testing.T) {
 	}
 	_, err := e.rawOpen("d", ro)
 	wantErr(t, "afterwards", err, rdserr.ErrNotFound)
-	if err := w.srv.Unexport(w.now, "idle"); err != nil || len(w.closed) != 2 {
+	idle := w.named("idle")
+	if err := w.srv.Unexport(w.now, idle); err != nil || len(w.closed) != 2 {
 		t.Errorf("one nobody uses: %v", err)
+	}
+	// Another one of its name is not meant.
+	w.mem("idle", 1<<20)
+	wantErr(t, "one that has gone", w.srv.Unexport(w.now, idle), rdserr.ErrNotFound)
+	wantErr(t, "the same, by force", w.srv.ForceUnexport(w.now, idle), rdserr.ErrNotFound)
+	if w.srv.exports["idle"] == nil {
+		t.Error("the next of that name has gone with it")
 	}
 }
 

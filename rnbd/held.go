@@ -2,19 +2,25 @@ package rnbd
 
 import "github.com/rdsd/rdsd/blk"
 
-// Held is what a Server remembers of a name under which a session has a store open for
-// writing, or had it when it went without closing it, for the next Server. Writes of that
-// session may wait, which are for this store and no other: a name can lead to another one when
-// the session is back, because its file was replaced or another one exported.
+// Held is what a Server remembers of a name under which a session has a store open, or had it
+// when it went without closing it, for the next Server. Writes of that session may wait, which
+// are for this store and no other, and who reads goes on with what it has read: a name can lead
+// to another one when the session is back, because its file was replaced or another one
+// exported.
 type Held struct {
 	Session, Name string
 	ID            blk.FileID
 	Where         string // the place where it was found then (try.where)
 	Earlier       bool   // ID is of an earlier start of the machine
+	Reads         bool   // it was opened to be read alone
 }
 
-// holder is a name as a session has it.
-type holder struct{ session, name string }
+// holder is a name as a session has it. One that reads is beside one that writes: neither takes
+// the place of the other, or has it forgotten.
+type holder struct {
+	session, name string
+	reads         bool
+}
 
 // holding is the store behind it.
 type holding struct {
@@ -24,7 +30,8 @@ type holding struct {
 	at      uint64 // which of all it is, by the time when it was last opened
 }
 
-// maxHeld bounds the names that are remembered, beyond those that are open (Server.hold).
+// maxHeld bounds the names that are remembered of those that write, and as many of those that
+// read, beyond those that are open (Server.hold).
 const maxHeld = 4096
 
 // storeOf is what a store is known by when it is opened again: a file or block device by its
@@ -58,8 +65,8 @@ func (g *holding) same(n *holding) bool {
 	return was.Ino == is.Ino
 }
 
-// holds tells whether the name of h, which is being opened for writing, led its session to
-// another store, which it has not closed. Otherwise it is remembered.
+// holds tells whether the name of h, which is being opened, led its session to another store,
+// which it has not closed. Otherwise it is remembered.
 func (s *Server) holds(o *Opening) (another bool) {
 	h := o.h
 	n := holding{store: h.storeOf(), where: h.where}
@@ -73,8 +80,8 @@ func (s *Server) holds(o *Opening) (another bool) {
 }
 
 // hold remembers that the name of h leads to its store. When there is too much of it the one opened first is
-// forgotten of those that nobody has open; then any store without a known writer may be another one than its
-// session had (wrote).
+// forgotten of those that nobody has open; after one that writes any store without a known writer may be
+// another one than its session had (wrote).
 func (s *Server) hold(h *handle) {
 	k := h.holder()
 	if _, known := s.held[k]; !known && len(s.held) >= maxHeld {
@@ -85,28 +92,33 @@ func (s *Server) hold(h *handle) {
 			}
 		}
 		var first holder
-		at := ^uint64(0)
-		for k, g := range s.held {
-			if g.at < at && !open[k] {
-				first, at = k, g.at
+		n, at := 0, ^uint64(0)
+		for o, g := range s.held {
+			if o.reads != k.reads {
+				continue
+			}
+			if n++; g.at < at && !open[o] {
+				first, at = o, g.at
 			}
 		}
-		if at != ^uint64(0) {
+		if n >= maxHeld && at != ^uint64(0) {
 			delete(s.held, first)
-			s.forgot = max(s.forgot, 1)
+			if !first.reads {
+				s.forgot = max(s.forgot, 1)
+			}
 		}
 	}
 	s.heldAt++
 	s.held[k] = holding{store: h.storeOf(), where: h.where, at: s.heldAt}
 }
 
-func (h *handle) holder() holder { return holder{h.sess.rt.Name, h.name} }
+func (h *handle) holder() holder { return holder{h.sess.rt.Name, h.name, !h.writes()} }
 
 // Held lists them, in no order, but for those that end with the daemon.
 func (s *Server) Held() (list []Held) {
 	for k, g := range s.held {
 		if f, ok := g.store.(blk.FileID); ok {
-			list = append(list, Held{Session: k.session, Name: k.name, ID: f, Where: g.where, Earlier: g.earlier})
+			list = append(list, Held{Session: k.session, Name: k.name, ID: f, Where: g.where, Earlier: g.earlier, Reads: k.reads})
 		}
 	}
 	return list

@@ -9,11 +9,13 @@ import (
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/rdserr"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
 )
 
-// away is a world with session a cut off, which has d, the file at path, for writing. All its
-// writes are flushed, but for late, which waits and ends by itself.
-func away(t *testing.T, below bool) (w *world, a *end, va *Volume, path string, late *blk.Request) {
+// away is a world with session a cut off, which has d, the file at path, open. All its writes
+// are flushed. Of one that has it for writing late, a write, waits, else a read; it ends by
+// itself.
+func away(t *testing.T, below bool, access rnbdwire.Access) (w *world, a *end, va *Volume, path string, late *blk.Request) {
 	t.Helper()
 	dir := t.TempDir()
 	path = filepath.Join(dir, "d")
@@ -25,15 +27,18 @@ func away(t *testing.T, below bool) (w *world, a *end, va *Volume, path string, 
 		w.export(&Export{Name: "d", Path: path})
 	}
 	a = w.client("a")
-	va = a.mustMap("d", rw)
-	if err := a.write(va, 0, 1, 512, 0); err != nil {
-		t.Fatal(err)
-	}
-	if err := a.flush(va); err != nil {
-		t.Fatal(err)
+	va = a.mustMap("d", access)
+	late = &blk.Request{Op: blk.OpRead, Len: 512, Buf: make([]byte, 512)}
+	if access != ro {
+		if err := a.write(va, 0, 1, 512, 0); err != nil {
+			t.Fatal(err)
+		}
+		if err := a.flush(va); err != nil {
+			t.Fatal(err)
+		}
+		late = &blk.Request{Op: blk.OpWrite, Len: 512, Buf: bytes.Repeat([]byte{2}, 512)}
 	}
 	a.cut()
-	late = &blk.Request{Op: blk.OpWrite, Len: 512, Buf: bytes.Repeat([]byte{2}, 512)}
 	a.submit(va, late)
 	w.run()
 	return w, a, va, path, late
@@ -50,10 +55,11 @@ func begins(t *testing.T, path string) byte {
 }
 
 // TestAnotherStore: what waited for a store goes to no other that its name leads to when the
-// session is back, whether or not all writes before were flushed.
+// session is back, whether or not all writes before were flushed, and a read is answered from
+// no other.
 func TestAnotherStore(t *testing.T) {
 	unexport := func(w *world) {
-		if err := w.srv.Unexport(w.now, "d"); err != nil {
+		if err := w.srv.Unexport(w.now, w.named("d")); err != nil {
 			w.t.Fatal(err)
 		}
 	}
@@ -92,7 +98,10 @@ func TestAnotherStore(t *testing.T) {
 		}},
 		{"the machine is, and the numbers of devices have changed", false, func(w *world, path, other string) {
 			past, held := w.srv.Past(), w.srv.Held()
-			past[0].Earlier, held[0].Earlier = true, true
+			for i := range past { // of a reader there is none
+				past[i].Earlier = true
+			}
+			held[0].Earlier = true
 			held[0].ID.Dev += 5
 			if err := os.Rename(other, path); err != nil {
 				t.Fatal(err)
@@ -100,53 +109,58 @@ func TestAnotherStore(t *testing.T) {
 			w.restart(ServerConfig{Boot: 8, Past: past, Held: held, Notes: true}, &Export{Name: "d", Path: path})
 		}},
 	} {
-		t.Run(c.what, func(t *testing.T) {
-			w, a, va, path, late := away(t, c.below)
-			other := path + "other"
-			writeFile(t, other, 1<<20)
-			was := begins(t, other)
-			c.change(w, path, other)
-			if _, err := os.Stat(other); err != nil {
-				other = path
-			}
-			a.connectFor(2)
-			for _, o := range w.openings {
-				d, _, err := o.Do()
-				w.srv.Opened(w.now, o, d, err)
-			}
-			for _, o := range w.notes {
-				w.srv.Noted(w.now, o, nil)
-			}
-			w.openings, w.notes = nil, nil
-			if len(w.srv.Open()) != 1 {
-				t.Fatal("the server has not opened it")
-			}
-			a.cut() // with the answer
-			w.run()
-			a.connect()
-			wantState(t, "it leads to another store", va, Closed)
-			if rdserr.Errno(late.Err) != rdserr.Errno(ErrStale) || begins(t, other) != was {
-				t.Errorf("the write that waited: %v; the other file begins with %d, and did with %d", late.Err, begins(t, other), was)
-			}
-			// That is told and known: the volume is taken as it is, and goes on like any other.
-			for _, v := range a.noting {
-				v.Noted(w.now)
-			}
-			w.run()
-			if err := va.Remap(w.now); err != nil {
-				t.Fatal(err)
-			}
-			w.run()
-			wantState(t, "taken as it is", va, Open)
-			a.cut()
-			again := &blk.Request{Op: blk.OpWrite, Len: 512, Buf: bytes.Repeat([]byte{3}, 512)}
-			a.submit(va, again)
-			w.run()
-			a.connect()
-			if wantState(t, "the same as before", va, Open); again.Err != nil {
-				t.Errorf("a write that waited for it: %v", again.Err)
-			}
-		})
+		for _, access := range []rnbdwire.Access{rw, ro} {
+			t.Run(c.what+", "+access.String(), func(t *testing.T) { anotherStore(t, c.below, access, c.change) })
+		}
+	}
+}
+
+// anotherStore has the name of a volume lead to another store while its session is away.
+func anotherStore(t *testing.T, below bool, access rnbdwire.Access, change func(w *world, path, other string)) {
+	w, a, va, path, late := away(t, below, access)
+	other := path + "other"
+	writeFile(t, other, 1<<20)
+	was := begins(t, other)
+	change(w, path, other)
+	if _, err := os.Stat(other); err != nil {
+		other = path
+	}
+	a.connectFor(2)
+	for _, o := range w.openings {
+		d, _, err := o.Do()
+		w.srv.Opened(w.now, o, d, err)
+	}
+	for _, o := range w.notes {
+		w.srv.Noted(w.now, o, nil)
+	}
+	w.openings, w.notes = nil, nil
+	if len(w.srv.Open()) != 1 {
+		t.Fatal("the server has not opened it")
+	}
+	a.cut() // with the answer
+	w.run()
+	a.connect()
+	wantState(t, "it leads to another store", va, Closed)
+	if rdserr.Errno(late.Err) != rdserr.Errno(ErrStale) || begins(t, other) != was {
+		t.Errorf("the %v that waited: %v; the other file begins with %d, and did with %d", late.Op, late.Err, begins(t, other), was)
+	}
+	// That is told and known: the volume is taken as it is, and goes on like any other.
+	for _, v := range a.noting {
+		v.Noted(w.now)
+	}
+	w.run()
+	if err := va.Remap(w.now); err != nil {
+		t.Fatal(err)
+	}
+	w.run()
+	wantState(t, "taken as it is", va, Open)
+	a.cut()
+	again := &blk.Request{Op: late.Op, Len: 512, Buf: bytes.Repeat([]byte{3}, 512)}
+	a.submit(va, again)
+	w.run()
+	a.connect()
+	if wantState(t, "the same as before", va, Open); again.Err != nil {
+		t.Errorf("a %v that waited for it: %v", again.Op, again.Err)
 	}
 }
 
@@ -160,7 +174,7 @@ func TestTheSameStore(t *testing.T) {
 	}{
 		{"nothing has happened", true, func(*world, string) {}},
 		{"it is exported anew", false, func(w *world, path string) {
-			if err := w.srv.Unexport(w.now, "d"); err != nil {
+			if err := w.srv.Unexport(w.now, w.named("d")); err != nil {
 				w.t.Fatal(err)
 			}
 			w.export(&Export{Name: "d", Path: path})
@@ -169,7 +183,7 @@ func TestTheSameStore(t *testing.T) {
 			if err := os.Rename(path, path+"x"); err != nil {
 				w.t.Fatal(err)
 			}
-			if err := w.srv.Unexport(w.now, "d"); err != nil {
+			if err := w.srv.Unexport(w.now, w.named("d")); err != nil {
 				w.t.Fatal(err)
 			}
 			w.export(&Export{Name: "d", Path: path + "x"})
@@ -179,8 +193,11 @@ func TestTheSameStore(t *testing.T) {
 		}},
 		{"the machine was, and the numbers of devices have changed", false, func(w *world, path string) {
 			past, held := w.srv.Past(), w.srv.Held()
-			past[0].Earlier, held[0].Earlier = true, true
-			past[0].ID.Dev += 5
+			for i := range past { // of a reader there is none
+				past[i].Earlier = true
+				past[i].ID.Dev += 5
+			}
+			held[0].Earlier = true
 			held[0].ID.Dev += 5
 			w.restart(ServerConfig{Boot: 8, Past: past, Held: held, Notes: true}, &Export{Name: "d", Path: path})
 		}},
@@ -190,29 +207,33 @@ func TestTheSameStore(t *testing.T) {
 			w.restart(ServerConfig{Boot: 7, Past: w.srv.Past(), Held: held, Notes: true}, &Export{Name: "d", Path: path})
 		}},
 	} {
-		t.Run(c.what, func(t *testing.T) {
-			w, a, va, path, late := away(t, c.below)
-			c.change(w, path)
-			a.connect()
-			if wantState(t, "the same", va, Open); late.Err != nil {
-				t.Errorf("the write that waited: %v", late.Err)
-			}
-		})
+		for _, access := range []rnbdwire.Access{rw, ro} {
+			t.Run(c.what+", "+access.String(), func(t *testing.T) {
+				w, a, va, path, late := away(t, c.below, access)
+				c.change(w, path)
+				a.connect()
+				if wantState(t, "the same", va, Open); late.Err != nil {
+					t.Errorf("the %v that waited: %v", late.Op, late.Err)
+				}
+			})
+		}
 	}
 
-	w, a, va, path, _ := away(t, true)
-	a.connect()
-	if err := va.Unmap(w.now); err != nil {
-		t.Fatal(err)
-	}
-	w.run()
-	writeFile(t, path+"other", 1<<20)
-	if err := os.Rename(path+"other", path); err != nil {
-		t.Fatal(err)
-	}
-	va = a.mustMap("d", rw)
-	if va.store.Foreign || len(w.srv.Held()) != 1 {
-		t.Errorf("closed before: foreign %v, held %v", va.store.Foreign, w.srv.Held())
+	for _, access := range []rnbdwire.Access{rw, ro} {
+		w, a, va, path, _ := away(t, true, access)
+		a.connect()
+		if err := va.Unmap(w.now); err != nil {
+			t.Fatal(err)
+		}
+		w.run()
+		writeFile(t, path+"other", 1<<20)
+		if err := os.Rename(path+"other", path); err != nil {
+			t.Fatal(err)
+		}
+		va = a.mustMap("d", access)
+		if va.store.Foreign || len(w.srv.Held()) != 1 {
+			t.Errorf("%v, closed before: foreign %v, held %v", access, va.store.Foreign, w.srv.Held())
+		}
 	}
 }
 
@@ -244,7 +265,7 @@ func TestHolding(t *testing.T) {
 
 // TestHeldIsBounded: of names that sessions have not closed the last are remembered.
 func TestHeldIsBounded(t *testing.T) {
-	w, a, _, _, _ := away(t, true)
+	w, a, _, _, _ := away(t, true, rw)
 	var held []Held
 	for i := range maxHeld {
 		held = append(held, Held{Session: "x", Name: fmt.Sprint(i)})
@@ -256,11 +277,28 @@ func TestHeldIsBounded(t *testing.T) {
 	w.srv = NewServer(ServerConfig{Held: held}, w, w, w.rnd)
 	w.mem("d", 1<<20)
 	a.connect()
-	if _, first := w.srv.held[holder{"x", "0"}]; first || len(w.srv.held) != maxHeld {
+	if _, first := w.srv.held[holder{"x", "0", false}]; first || len(w.srv.held) != maxHeld {
 		t.Errorf("%d are remembered, the first %v", len(w.srv.held), first)
 	}
-	if _, last := w.srv.held[holder{"a", "d"}]; !last {
+	if _, last := w.srv.held[holder{"a", "d", false}]; !last {
 		t.Error("the last is forgotten")
+	}
+
+	// As many of those that read, which push out none of these, and of which nothing is said.
+	w.srv.forgot = 0
+	h := w.srv.sessions[0].handles[0]
+	for i := range maxHeld + 5 {
+		w.srv.hold(&handle{sess: h.sess, name: fmt.Sprint(i), access: ro, store: h.store})
+		held = append(held, Held{Session: "x", Name: fmt.Sprint(i), Reads: true})
+	}
+	_, first := w.srv.held[holder{"a", "4", true}]
+	_, last := w.srv.held[holder{"a", "5", true}]
+	_, writes := w.srv.held[h.holder()]
+	if first || !last || !writes || len(w.srv.held) != 2*maxHeld || w.srv.Forgot() != 0 {
+		t.Errorf("of readers the first %v, the last %v, the writer %v; %d are remembered, and forgotten is %d", first, last, writes, len(w.srv.held), w.srv.Forgot())
+	}
+	if s := NewServer(ServerConfig{Held: held}, w, w, w.rnd); len(s.held) != 2*maxHeld || s.Forgot() != 0 {
+		t.Errorf("%d are taken up, and forgotten is %d", len(s.held), s.Forgot())
 	}
 }
 
@@ -269,7 +307,7 @@ func TestHeldIsBounded(t *testing.T) {
 // have written.
 func TestHeldIsNotForgotten(t *testing.T) {
 	for _, open := range []bool{true, false} {
-		w, a, va, path, late := away(t, true)
+		w, a, va, path, late := away(t, true, rw)
 		a.connect()
 		if late.Err != nil {
 			t.Fatal(late.Err)
@@ -280,7 +318,7 @@ func TestHeldIsNotForgotten(t *testing.T) {
 			w.run()
 		}
 		for i := range maxHeld {
-			w.srv.hold(&handle{sess: h.sess, name: fmt.Sprint(i), store: h.store})
+			w.srv.hold(&handle{sess: h.sess, name: fmt.Sprint(i), access: rw, store: h.store})
 		}
 		if _, known := w.srv.held[h.holder()]; known != open || len(w.srv.held) != maxHeld {
 			t.Errorf("open %v: it is remembered %v, and %d are", open, known, len(w.srv.held))

@@ -51,7 +51,6 @@ func (s *Server) wrote(o *Opening, id any) {
 	if !h.rules.Shared {
 		s.joins(h, &me, &p, other)
 	}
-	h.where = o.found.where()
 	h.foreign = s.holds(o) || !h.rules.Shared && (p.writer.Name != "" && other || me.among(p.behind))
 	_, lasts := id.(blk.FileID) // what does not is not found again
 	// Of h.beside the note may not be written yet. Of those beside it Past says other things now.
@@ -66,7 +65,8 @@ func (s *Server) wrote(o *Opening, id any) {
 }
 
 // unwrote takes back what wrote did, for a session that is not let in. A sync that failed
-// meanwhile stays remembered, and so does all of it beside another opening, whose it is too.
+// meanwhile stays remembered, and so does all of it beside another opening, whose it is too. It
+// may have been written down (ServerEnv.Note).
 func (s *Server) unwrote(o *Opening) {
 	if o.h.beside() {
 		return
@@ -79,6 +79,7 @@ func (s *Server) unwrote(o *Opening) {
 		p.writer, p.closed, p.behind, p.beside = o.before.writer, o.before.closed, o.before.behind, o.before.beside
 		s.remember(id, p)
 	}
+	s.env.Keep()
 }
 
 // request is told of each request for h: a client that knows its number has seen the answer
@@ -94,19 +95,21 @@ func (s *Server) request(h *handle) {
 	h.foreign = false // its client goes on all the same
 	s.hold(h)
 	id, me := h.store.vol.id, h.writer()
-	if p := s.past[id]; me.among(p.behind) {
+	if p := s.past[id]; h.writes() && me.among(p.behind) {
 		p.behind = me.without(p.behind)
 		s.remember(id, p)
 	}
 	s.env.Keep()
 }
 
-// left remembers that the client has closed h itself: no write of it waits.
+// left remembers that the client has closed h itself: nothing of it waits.
 func (s *Server) left(h *handle) {
-	if !h.writes() || h.store == nil {
+	if h.store == nil {
 		return
 	}
-	delete(s.held, h.holder())
+	if delete(s.held, h.holder()); !h.writes() {
+		return
+	}
 	id, me := h.store.vol.id, h.writer()
 	switch p := s.past[id]; {
 	case s.parts(h, &me, &p):

@@ -134,7 +134,7 @@ func TestTakenAsItWas(t *testing.T) {
 		a.connect()
 		wantState(t, "the writer that was away", va, Closed)
 		if !lost {
-			if err := w.srv.Unexport(w.now, exp.Name); err != nil {
+			if err := w.srv.Unexport(w.now, w.named(exp.Name)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -308,6 +308,37 @@ func TestNotesFirst(t *testing.T) {
 	} else if got[0].Syncs != 1 {
 		t.Errorf("a sync failed while it was noted, and is forgotten: %+v", got)
 	}
+}
+
+// TestNotLetInIsNotKept: what was written down of a session that is not let in after all is taken
+// back there, too. The one that wrote before it goes on, also after a start.
+func TestNotLetInIsNotKept(t *testing.T) {
+	exp := &Export{Name: "d", Path: filepath.Join(t.TempDir(), "f")}
+	writeFile(t, exp.Path, 1<<20)
+	w := newWorld(t, ServerConfig{Boot: 7, Notes: true})
+	w.export(exp)
+	a, b := w.client("a"), w.client("b")
+	va := a.mustMap("d", rw)
+	a.cut()
+	w.run()
+	w.holdNote = true
+	if _, err := b.c.Map(w.now, "d", rw); err != nil {
+		t.Fatal(err)
+	}
+	w.run()
+	past, held, kept := w.srv.Past(), w.srv.Held(), w.kept // as Note has it written down
+	if len(w.notes) != 1 || past[0].Writer.Name != "b" {
+		t.Fatalf("%d notes, of %+v", len(w.notes), past)
+	}
+	b.cut()
+	w.holdNote = false
+	w.run()
+	if w.kept > kept {
+		past, held = w.srv.Past(), w.srv.Held()
+	}
+	w.restart(ServerConfig{Boot: 7, Past: past, Held: held, Notes: true}, exp)
+	a.connect()
+	wantState(t, "nobody else has written", va, Open)
 }
 
 // TestBehindIsBounded: of many sessions that went the last are remembered.

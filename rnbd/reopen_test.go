@@ -10,6 +10,7 @@ import (
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rtrs"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
 )
 
 // TestReopened: after the server returns every volume is opened by itself, what
@@ -250,6 +251,46 @@ func TestTakenAway(t *testing.T) {
 		}
 		w.run()
 		wantErr(t, "remap of what is not mapped", v.Remap(w.now), ErrGone)
+	}
+}
+
+// TestTakenAwayWhileAsked: the server took the volume while a question was on its way, which a kernel is
+// asked by OPEN. The answer does not open a volume that is closed for good: it is closed at the server.
+func TestTakenAwayWhileAsked(t *testing.T) {
+	w := newWorld(t, ServerConfig{})
+	w.mem("d", 1<<20)
+	e := w.newEnd("c", "10.0.0.1", ClientConfig{})
+	e.asKernel = true
+	e.connect()
+	v := e.mustMap("d", rw)
+	if err := w.takeAway(e, "d"); err != nil {
+		t.Fatal(err)
+	}
+	e.log = nil
+	v.Ask(w.now)
+	r := &blk.Request{Op: blk.OpFlush}
+	e.submit(v, r)
+	slices.Reverse(e.queue) // they go on different connections
+	e.deliverOne()
+	wantState(t, "the flush is answered", v, Closed)
+	w.run()
+	wantErr(t, "the flush", r.Err, ErrNotOpen)
+	wantState(t, "the question is answered", v, Closed)
+	var sent []rnbdwire.Type
+	for _, b := range e.log {
+		k, _ := rnbdwire.Kind(b)
+		sent = append(sent, k)
+	}
+	if want := []rnbdwire.Type{rnbdwire.IOType, rnbdwire.OpenType, rnbdwire.CloseType}; !slices.Equal(sent, want) {
+		t.Errorf("the server was sent %v, want %v", sent, want)
+	}
+	if err := v.Remap(w.now); err != nil {
+		t.Fatal(err)
+	}
+	w.run()
+	wantState(t, "mapped anew", v, Open)
+	if err := e.flush(v); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -170,7 +170,7 @@ func TestRemapIsNoConsent(t *testing.T) {
 	}
 	other.cut()
 	w.run()
-	if err := w.srv.Unexport(w.now, "d"); err != nil {
+	if err := w.srv.Unexport(w.now, w.named("d")); err != nil {
 		t.Fatal(err)
 	}
 	e.connect()

@@ -67,12 +67,17 @@ func NewServer(cfg ServerConfig, env ServerEnv, rt Replier, rnd *rand.Rand) *Ser
 			s.past[p.ID] = past{syncs: p.Syncs, writer: p.Writer, behind: p.Behind, beside: p.Beside, where: p.Where, at: s.pastAt}
 		}
 	}
-	if len(cfg.Held) > maxHeld {
-		cfg.Held, s.forgot = cfg.Held[:maxHeld], max(s.forgot, 1)
-	}
+	// Of each kind so many: names of readers keep out none of a writer, of which more has to be told.
+	have := map[bool]int{}
 	for _, g := range cfg.Held {
+		if have[g.Reads]++; have[g.Reads] > maxHeld {
+			if !g.Reads {
+				s.forgot = max(s.forgot, 1)
+			}
+			continue
+		}
 		s.heldAt++
-		s.held[holder{g.Session, g.Name}] = holding{store: g.ID, where: g.Where, earlier: g.Earlier, at: s.heldAt}
+		s.held[holder{g.Session, g.Name, g.Reads}] = holding{store: g.ID, where: g.Where, earlier: g.Earlier, at: s.heldAt}
 	}
 	s.cfg.Past, s.cfg.Held = nil, nil
 	if s.cfg.Boot == 0 {
@@ -105,24 +110,23 @@ func (s *Server) Export(e *Export) error {
 	return nil
 }
 
-// Unexport removes an export, or is ErrBusy while sessions have it open.
-func (s *Server) Unexport(now time.Duration, name string) error {
-	e := s.exports[name]
-	if e == nil {
-		return noExport(name)
+// Unexport removes an export, or is ErrBusy while sessions have it open. It is ErrNotFound if e is
+// not offered any more, also where another one has its name.
+func (s *Server) Unexport(now time.Duration, e *Export) error {
+	if s.exports[e.Name] != e {
+		return noExport(e.Name)
 	}
 	if n := len(s.using(e.uses)); n > 0 {
-		return inUse(name, n)
+		return inUse(e.Name, n)
 	}
 	s.unexport(e)
 	return nil
 }
 
 // ForceUnexport removes an export, and takes it from the sessions that have it open.
-func (s *Server) ForceUnexport(now time.Duration, name string) error {
-	e := s.exports[name]
-	if e == nil {
-		return noExport(name)
+func (s *Server) ForceUnexport(now time.Duration, e *Export) error {
+	if s.exports[e.Name] != e {
+		return noExport(e.Name)
 	}
 	s.takeAll(now, s.using(e.uses))
 	s.unexport(e)
@@ -293,15 +297,19 @@ func (s *Server) Open() []OpenInfo {
 			if h.state == handleOpening {
 				continue
 			}
-			i := OpenInfo{Session: sess.rt, Name: h.name, Export: h.exp, Root: h.root, Access: h.access,
-				DeviceID: h.id, Inflight: h.inflight, Since: h.since, Forced: h.state == handleForced}
-			if h.store != nil {
-				i.Device = h.store.dev
-			}
-			list = append(list, i)
+			list = append(list, h.info())
 		}
 	}
 	return list
+}
+
+func (h *handle) info() OpenInfo {
+	i := OpenInfo{Session: h.sess.rt, Name: h.name, Export: h.exp, Root: h.root, Access: h.access,
+		DeviceID: h.id, Inflight: h.inflight, Since: h.since, Forced: h.state == handleForced}
+	if h.store != nil {
+		i.Device = h.store.dev
+	}
+	return i
 }
 
 // HasOpen reports whether a session has a volume open.

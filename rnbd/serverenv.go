@@ -83,7 +83,7 @@ type ServerConfig struct {
 	// Forgot is the result of Server.Forgot, likewise.
 	Forgot uint32
 	// Held is the result of Server.Held, likewise: a session that was away does not go on
-	// writing where its name leads to another store now.
+	// where its name leads to another store now.
 	Held []Held
 	// Notes says that the environment keeps Past and Held (ServerEnv.Note). A session that was not
 	// the last to write is let in when that is written down, and not before: a daemon or a

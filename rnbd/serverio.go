@@ -33,6 +33,7 @@ type ioReq struct {
 	flags blk.Flags
 	off   uint64
 	n     uint64
+	since time.Duration // it came
 }
 
 // step is one request to the device.
@@ -124,13 +125,14 @@ func (s *Server) io(now time.Duration, e *session, r *rtrs.ServerReq) {
 		r.Ctx = q
 	}
 	info := h.store.dev.Info()
-	q.rt, q.h, q.op, q.flags = r, h, ops[m.Op()], 0
+	q.rt, q.h, q.op, q.flags, q.since = r, h, ops[m.Op()], 0, now
 	q.off, q.n = m.Sector*rnbdwire.SectorSize, uint64(m.Size)
 	// A kernel's flush has all ones for a sector: the whole device is meant.
 	if q.op == blk.OpFlush {
 		q.off, q.n = 0, 0
 	}
 	if err = q.plan(info, m.Flags(), e.features&rnbdwire.FeatFlags != 0); err != nil {
+		q.rt, q.h = nil, nil
 		s.rt.Reply(now, r, 0, err)
 		return
 	}
@@ -143,6 +145,17 @@ func (s *Server) io(now time.Duration, e *session, r *rtrs.ServerReq) {
 	// From here on the volume is not closed before this is answered.
 	h.inflight++
 	s.step(q)
+}
+
+// AtStore tells which volume's device has r, or gets it next, also if no session has that volume open any
+// more, and since when r is here; without a Device: r is about none.
+func AtStore(r *rtrs.ServerReq) (of OpenInfo, since time.Duration) {
+	// A request that waits for something else may have what is left of another.
+	q, _ := r.Ctx.(*ioReq)
+	if q == nil || q.rt != r || q.h.store == nil {
+		return OpenInfo{}, 0
+	}
+	return q.h.info(), q.since
 }
 
 // plan decides which requests of the device make up q. An impossible request is refused

@@ -8,6 +8,7 @@ import (
 	"math/rand"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -198,8 +199,8 @@ func (p *program) act() {
 				p.note("%d", errno(p.takeAway(e, name)))
 			}
 		}},
-		{3, "unexport", func() { p.note("%d", errno(p.srv.Unexport(p.now, name))) }},
-		{2, "force unexport", func() { p.note("%d", errno(p.srv.ForceUnexport(p.now, name))) }},
+		{3, "unexport", func() { p.note("%d", errno(p.srv.Unexport(p.now, p.named(name)))) }},
+		{2, "force unexport", func() { p.note("%d", errno(p.srv.ForceUnexport(p.now, p.named(name)))) }},
 		{8, "export", func() { p.note("%d", errno(p.srv.Export(p.offer(name)))) }},
 		{4, "resize", func() { p.note("%d", errno(p.mems[name].Resize(uint64(1+rnd.Intn(64))<<12))) }},
 		{3, "hold", func() { p.holdOpen = !p.holdOpen }},
@@ -300,7 +301,7 @@ func (p *program) clear() {
 func (p *program) held() []Held {
 	held := p.srv.Held()
 	slices.SortFunc(held, func(a, b Held) int {
-		return cmp.Or(cmp.Compare(a.Session, b.Session), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(a.Session, b.Session), cmp.Compare(a.Name, b.Name), cmp.Compare(strconv.FormatBool(a.Reads), strconv.FormatBool(b.Reads)))
 	})
 	return held
 }

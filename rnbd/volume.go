@@ -166,8 +166,9 @@ func (v *Volume) opened(now time.Duration) error {
 		store = rnbdwire.ParseStore(v.admin.rsp[:])
 	}
 	v.id, v.openAtServer = rsp.DeviceID, !v.leaving
-	if v.state == Unmapped {
-		// It was unmapped while the server was opening it: pump closes it.
+	if v.state == Unmapped || v.failed != nil {
+		// It was unmapped while the server was opening it, or closed for good while it was asked
+		// (Ask, of a kernel): pump closes it.
 		return nil
 	}
 	// This comes after openAtServer is set: a volume that the server has opened and we
@@ -246,8 +247,8 @@ func (v *Volume) sameAs(rsp *rnbdwire.OpenRsp, store rnbdwire.Store) error {
 	case changed && store.Volatile && !v.acceptAny:
 		return rdserr.With(ErrStale, "volume %q was in memory of the server, which has lost it", v.name)
 	// Writes that wait here would overwrite data that the other session has written since, or
-	// that of another store.
-	case store.Foreign && v.access != rnbdwire.ReadOnly && !v.acceptAny:
+	// that of another store. Who reads is told of another store alone.
+	case store.Foreign && !v.acceptAny:
 		return rdserr.With(ErrStale, "volume %q has been open for writing in another session meanwhile, or is another store now; map it anew", v.name)
 	// A flush now would succeed at the server and say that writes are durable which it has
 	// never seen.

@@ -11,28 +11,30 @@ import (
 
 // Design notes.
 //
-// A request is a call of one piece or more, each one message. A piece is with the session
-// (which keeps it while there is no path, sends it again after a failover, and bounds its
-// time), or it is held here, while there is a path but the server does not have the volume;
-// and then it is cut again when the volume is back, because the server may take less at
-// once than it did. The number of the device stands in each message, so nothing is sent in
+// A request is a call of one piece or more, each one message, and for some a flush when all are
+// done (call.flushes). A piece is with the session (which keeps it while there is no path, sends
+// it again after a failover, and bounds its time), or it is held here, while there is a path but
+// the server does not have the volume; and then it is cut again when the volume is back, because
+// the server may take less at once than it did. The number of the device stands in each message, so nothing is sent in
 // a new generation of the session before the volume was opened in it (Client.tryResume).
 
 // call is a request of a user of the volume.
 type call struct {
-	r      *blk.Request
-	v      *Volume
-	left   int           // pieces that are not done
-	out    int           // those that were started
-	rest   *piece        // the others
-	err    error         // the first there was
-	store  bool          // it came from the store behind the volume
-	lost   bool          // of any piece: an error of the store that loses a sync
-	wrote  uint64        // of a flush: v.wrote when it came
-	losses uint          // v.losses when it was started
-	since  time.Duration // it was submitted
-	first  piece
-	next   *call // of the unused ones
+	r       *blk.Request
+	v       *Volume
+	left    int           // pieces that are not done
+	out     int           // those that were started
+	rest    *piece        // the others
+	err     error         // the first there was
+	store   bool          // it came from the store behind the volume
+	lost    bool          // of any piece: an error of the store that loses a sync
+	bare    bool          // a piece that is done was sent without the FUA of r
+	flushes bool          // all are done, and a flush for that is under way
+	wrote   uint64        // of a flush: v.wrote when it came
+	losses  uint          // v.losses when it was started
+	since   time.Duration // it was submitted
+	first   piece
+	next    *call // of the unused ones
 }
 
 // piece is one message.
@@ -42,6 +44,7 @@ type piece struct {
 	off  uint64
 	n    uint64
 	next *piece // of a list it waits in, or of the unused ones
+	bare bool   // it was sent without the FUA of its request (message)
 	usr  [rnbdwire.IOLen]byte
 }
 
@@ -70,10 +73,24 @@ func (v *Volume) Submit(now time.Duration, batch []*blk.Request) {
 
 // start carries the call out from its beginning.
 func (k *call) start(now time.Duration) {
-	k.left, k.out, k.losses = 1, 1, k.v.losses
+	k.losses, k.bare, k.flushes = k.v.losses, false, false
+	k.startFirst(now, k.r.Off, k.r.Len)
+}
+
+// startFirst starts the first piece of k, or its flush, when none is under way.
+func (k *call) startFirst(now time.Duration, off, n uint64) {
+	k.left, k.out = 1, 1
 	k.v.out++
-	k.first.call, k.first.off, k.first.n = k, k.r.Off, k.r.Len
+	k.first.call, k.first.off, k.first.n = k, off, n
 	k.v.start(now, &k.first)
+}
+
+// op is what those pieces of k do that are under way.
+func (k *call) op() blk.Op {
+	if k.flushes {
+		return blk.OpFlush
+	}
+	return k.r.Op
 }
 
 // maxPieces is how many pieces of a volume are under way or held, beside one of each request. The
@@ -119,9 +136,9 @@ func (v *Volume) start(now time.Duration, p *piece) {
 			return
 		}
 		var rest *piece
-		most := v.most(p.call.r.Op)
+		most := v.most(p.call.op())
 		if most == 0 && p.n > 0 { // what it offered when the request came it does not offer any more
-			p.end(now, rdserr.With(blk.ErrNotSupported, "volume %q: the server cannot %v any more", v.name, p.call.r.Op))
+			p.end(now, rdserr.With(blk.ErrNotSupported, "volume %q: the server cannot %v any more", v.name, p.call.op()))
 			return
 		}
 		if p.n > most {
@@ -201,18 +218,22 @@ var rws = [blk.NumOps]uint32{
 	blk.OpWriteZeroes: rnbdwire.RW(rnbdwire.WriteZeroes, rnbdwire.Sync),
 }
 
-// message writes the IO message of p for device id.
+// message writes the IO message of p for device id. A kernel fails FUA on anything but a write
+// (block/blk-core.c, submit_bio_noacct): what else is to be durable goes to it without, and is
+// flushed when all pieces are done (end).
 func (p *piece) message(id uint32) {
-	r := p.call.r
-	m := rnbdwire.IO{DeviceID: id, Sector: p.off / rnbdwire.SectorSize, RW: rws[r.Op], Size: uint32(p.n)}
+	r, op := p.call.r, p.call.op()
+	m := rnbdwire.IO{DeviceID: id, Sector: p.off / rnbdwire.SectorSize, RW: rws[op], Size: uint32(p.n)}
 	// As a kernel sends it (docs/protocol.md, "RNBD").
-	if r.Op == blk.OpFlush {
+	if op == blk.OpFlush {
 		m.Sector = rnbdwire.NoSector
 	}
-	if r.Flags&blk.FUA != 0 && r.Op.Writes() {
+	fua := r.Flags&blk.FUA != 0 && op.Writes()
+	p.bare = fua && op != blk.OpWrite && p.call.v.c.features&rnbdwire.FeatFlags == 0
+	if fua && !p.bare {
 		m.RW |= uint32(rnbdwire.FUA)
 	}
-	if r.Flags&blk.NoUnmap != 0 {
+	if r.Flags&blk.NoUnmap != 0 && op == r.Op {
 		m.RW |= uint32(rnbdwire.NoUnmap)
 	}
 	p.req.Usr = m.Append(p.usr[:0])
@@ -224,7 +245,7 @@ func (v *Volume) send(now time.Duration, p *piece) {
 	q, r := &p.req, p.call.r
 	q.Op, q.Data, q.Err, q.Ctx, q.Flow, q.Since, q.Abandoned = rtrs.Write, nil, nil, p, v.c.flow, p.call.since, false
 	// A flush is carried by a READ without data.
-	if r.Op == blk.OpRead || r.Op == blk.OpFlush {
+	if op := p.call.op(); op == blk.OpRead || op == blk.OpFlush {
 		q.Op = rtrs.Read
 	}
 	if r.Buf != nil {
@@ -256,7 +277,11 @@ func (c *Client) donePiece(now time.Duration, p *piece) {
 			// It counts only if it is the first error of the call, which is the one that
 			// the caller gets.
 			p.call.store = p.call.store || p.call.err == nil
-			p.call.lost = p.call.lost || blk.LosesSync(p.call.r, err)
+			asked := blk.Request{Op: p.call.op(), Flags: p.call.r.Flags}
+			if p.bare {
+				asked.Flags &^= blk.FUA
+			}
+			p.call.lost = p.call.lost || blk.LosesSync(&asked, err)
 		}
 	}
 	p.end(now, err)
@@ -273,6 +298,7 @@ func (p *piece) end(now time.Duration, err error) {
 	if k.err == nil {
 		k.err = err
 	}
+	k.bare = k.bare || p.bare
 	// The caller's memory: nothing of ours may reach it once it is complete.
 	p.req.Data = nil
 	if p != &k.first {
@@ -287,8 +313,14 @@ func (p *piece) end(now time.Duration, err error) {
 	r, v := k.r, k.v
 	// The store has lost unflushed writes since the first pieces were done, so the whole is
 	// done again.
-	if k.err == nil && k.losses != v.losses && r.Op.Writes() && r.Len > p.n && v.info.WriteCache && !syncs(r) {
+	if k.err == nil && k.losses != v.losses && r.Op.Writes() && r.Len > p.n && v.info.WriteCache && (!syncs(r) || k.bare) {
 		k.start(now) //
+		return
+	}
+	// What went without FUA (message) is durable after this.
+	if k.err == nil && k.bare && !k.flushes {
+		k.flushes = true
+		k.startFirst(now, 0, 0)
 		return
 	}
 	r.Err = v.outcome(k)
@@ -304,13 +336,13 @@ func (v *Volume) outcome(k *call) error {
 	case err != nil && k.store:
 		if !v.failing {
 			v.failing = true
-			v.c.env.Event(ClientEvent{Kind: VolumeIOError, Volume: v, Op: r.Op, Err: err})
+			v.c.env.Event(ClientEvent{Kind: VolumeIOError, Volume: v, Op: k.op(), Err: err})
 		}
 		v.err = err
 		// The store may have dropped data that it could not write and forgotten that: a later
 		// flush would succeed and mean nothing (as with fsync of a file).
 		if k.lost {
-			v.syncLost(rdserr.With(blk.ErrSyncFailed, "volume %q: a %v failed at the server (%v): what was written before may be lost; map the volume anew", v.name, r.Op, err))
+			v.syncLost(rdserr.With(blk.ErrSyncFailed, "volume %q: a %v failed at the server (%v): what was written before may be lost; map the volume anew", v.name, k.op(), err))
 		}
 		return err
 	case err != nil:

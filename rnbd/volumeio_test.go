@@ -253,3 +253,84 @@ func TestInfo(t *testing.T) {
 		}
 	}
 }
+
+// kernelStore fails FUA on anything but a write if it is a kernel's, and what is to fail.
+type kernelStore struct {
+	*recorder
+	kernel bool
+	fails  blk.Op // with err
+	err    error
+}
+
+func (d *kernelStore) Submit(batch []*blk.Request) {
+	for _, r := range batch {
+		switch {
+		case d.kernel && r.Flags&blk.FUA != 0 && r.Op != blk.OpWrite:
+			r.Err = blk.ErrMedium
+		case r.Op == d.fails && d.err != nil:
+			r.Err = d.err
+		default:
+			d.recorder.Submit([]*blk.Request{r})
+			continue
+		}
+		blk.Complete([]*blk.Request{r})
+	}
+}
+
+// TestDurableAtAKernel: a discard or write of zeroes that is to be durable goes to a kernel
+// without FUA, and is complete with a flush after all its pieces. The server that has the volume
+// when it is sent decides.
+func TestDurableAtAKernel(t *testing.T) {
+	info := cached
+	info.MaxDiscard, info.MaxWriteZeroes = 4096, 4096
+	d := &kernelStore{recorder: newRecorder(info), kernel: true}
+	w := newWorld(t, ServerConfig{})
+	w.export(&Export{Name: "d", Device: d})
+	e := w.newEnd("c", "10.0.0.1", ClientConfig{})
+	e.asKernel = true
+	e.connect()
+	v := e.mustMap("d", rw)
+	for _, c := range []struct {
+		r    blk.Request
+		want string
+	}{
+		{blk.Request{Op: blk.OpDiscard, Flags: blk.FUA, Len: 4096}, "discard 0+4096, flush"},
+		{blk.Request{Op: blk.OpDiscard, Len: 4096}, "discard 0+4096"},
+		{blk.Request{Op: blk.OpWriteZeroes, Flags: blk.FUA | blk.NoUnmap, Len: 8192 + 512},
+			"write zeroes 0+4096 no-unmap, write zeroes 4096+4096 no-unmap, write zeroes 8192+512 no-unmap, flush"},
+		{blk.Request{Op: blk.OpWrite, Flags: blk.FUA, Len: 512, Buf: make([]byte, 512)}, "flush, write 0+512 fua"},
+	} {
+		r := c.r
+		if err := e.do(v, &r); err != nil {
+			t.Errorf("%v: %v", c.want, err)
+		}
+		if got := d.asked(); got != c.want {
+			t.Errorf("%q, want %q", got, c.want)
+		}
+	}
+	// It waits for a path, and another kind of server comes.
+	for _, kernel := range []bool{false, true} {
+		want := "discard 0+4096, discard 4096+4096, flush"
+		if e.cut(); !kernel {
+			want = "discard 0+4096 fua, discard 4096+4096 fua"
+		}
+		r := &blk.Request{Op: blk.OpDiscard, Flags: blk.FUA, Len: 8192}
+		e.submit(v, r)
+		w.run()
+		e.asKernel, d.kernel = kernel, kernel
+		e.connect()
+		if got := d.asked(); got != want || r.Err != nil {
+			t.Errorf("kernel %v: %q, %v; want %q", kernel, got, r.Err, want)
+		}
+	}
+	// A discard that fails was no sync, the flush after one is.
+	for _, c := range []struct {
+		fails blk.Op
+		then  error
+	}{{blk.OpDiscard, nil}, {blk.OpFlush, blk.ErrSyncFailed}} {
+		d.fails, d.err = c.fails, blk.ErrMedium
+		wantErr(t, c.fails.String()+" fails", e.do(v, &blk.Request{Op: blk.OpDiscard, Flags: blk.FUA, Len: 8192}), blk.ErrMedium)
+		d.err = nil
+		wantErr(t, "a flush after that", e.flush(v), c.then)
+	}
+}

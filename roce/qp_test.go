@@ -98,6 +98,9 @@ func TestQueuePairRefusesValues(t *testing.T) {
 	if err := q.Start(1 << 24); !errors.Is(err, ErrConfig) || q.State() != RTR {
 		t.Errorf("a first packet of 25 bits: %v, in %v", err, q.State())
 	}
+	if err := q.Start(1<<24 - 1); err != nil || q.State() != RTS {
+		t.Errorf("the last number as the first: %v, in %v", err, q.State())
+	}
 	p := newPair(t, 256, 1, 1)
 	for _, w := range []Work{{}, {Op: OpRecv}, {Op: OpRecvWrite}, {Op: numOps}, {Op: OpRead}} {
 		if err := p.a.Post(w); !errors.Is(err, ErrWork) {

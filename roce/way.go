@@ -20,6 +20,8 @@ import (
 // Each peer is judged by itself, and again after a while: a peer can say what it likes of what has
 // arrived, and two addresses are had as easily as one, so what peers say ends bursts to others never.
 // With such a card each peer costs the trial once.
+//
+// That the system refuses a burst is of a route, as by IPsec, or of a moment, and so is judged likewise.
 
 // Bursts to a peer that are judged together, and of them those that must have failed; fewer
 // once they did, for each costs a timeout where the card is the reason.
@@ -107,15 +109,32 @@ func (d *Device) takesBursts(now time.Duration, w *way) bool {
 	if w.bursts < bursts {
 		return true
 	}
-	bad := w.gaps >= failed
-	w.bursts, w.gaps = 0, 0
-	if bad {
-		w.until = now + restBursts<<min(w.failed, restDoubled)
-		w.failed++
-		d.lost++
-		d.lostTo = w.addr
+	if w.gaps < failed {
+		w.bursts, w.gaps = 0, 0
+		return true
 	}
-	return !bad
+	w.rest(now)
+	d.lost++
+	d.lostTo = w.addr
+	return false
+}
+
+// rest has w get no bursts for a while.
+func (w *way) rest(now time.Duration) {
+	w.bursts, w.gaps = 0, 0
+	w.until = now + restBursts<<min(w.failed, restDoubled)
+	w.failed++
+}
+
+// Refused says that the system did not take a burst to addr, for being one: addr has none for a while, as if
+// they had not arrived there. It reports whether that is new.
+func (d *Device) Refused(now time.Duration, addr netip.Addr) bool {
+	w := d.ways[plain(addr)]
+	if w == nil || w.failed > 0 && now < w.until {
+		return false
+	}
+	w.rest(now)
+	return true
 }
 
 // burst notes that one leaves.

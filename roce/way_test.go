@@ -69,6 +69,30 @@ func TestBurstsThatDoNotArrive(t *testing.T) {
 	}
 }
 
+// TestRefusedBursts: a peer to which the system has not taken a burst has none for a minute, and then for
+// longer; what is refused meanwhile was on its way already. Others have them as before.
+func TestRefusedBursts(t *testing.T) {
+	p := setting{mtu: 256, sends: 1, recvs: 1, cfg: Config{GSO: true}}.pair(t)
+	d, w := p.A.dev, p.a.way
+	other := d.useWay(netip.MustParseAddr("10.0.0.3"))
+	now := time.Duration(0)
+	for i, rest := range []time.Duration{restBursts, 2 * restBursts, 4 * restBursts} {
+		if !d.takesBursts(now, w) {
+			t.Errorf("look %d: no bursts before they are refused", i)
+		}
+		w.burst()
+		if !d.Refused(now, p.B.addr.Addr()) || d.Refused(now, p.B.addr.Addr()) {
+			t.Errorf("look %d: it is not new, or new twice", i)
+		}
+		if now += rest; d.takesBursts(now-1, w) || !d.takesBursts(now, w) {
+			t.Errorf("look %d: bursts rest for less than %v, or for more", i, rest)
+		}
+	}
+	if !d.takesBursts(0, other) || d.Refused(0, netip.MustParseAddr("10.0.0.4")) {
+		t.Error("others have no bursts, or one that has no queue pair is noted")
+	}
+}
+
 // TestFewBurstsLost: what a net loses now and then is no reason to send no bursts.
 func TestFewBurstsLost(t *testing.T) {
 	p := newPair(t, 256, 1, 1)

@@ -330,7 +330,7 @@ func (c *Client) SetPolicy(p Policy) error {
 }
 
 // SetUnfenced changes what becomes of requests that were in flight on a lost path of a kernel's
-// server, those that wait already included. after counts for RetryAfter, 0: what it is.
+// server, those that wait already included. after is the UnfencedAfter from now on, 0: what it is.
 func (c *Client) SetUnfenced(now time.Duration, u Unfenced, after time.Duration) error {
 	if err := checkUnfenced(u, after); err != nil {
 		return err

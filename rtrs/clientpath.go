@@ -305,9 +305,13 @@ func (p *ClientPath) retire(to State) {
 	if to != Dead {
 		return
 	}
-	// It will not be connected again, and only that would end its epochs at a server
-	// without fences.
-	c.failUnfenceable(p)
+	// It will not be connected again. Where nothing else would end its epochs, they have a time
+	// from now on.
+	for _, e := range c.epochs {
+		if e.from == p && !e.able {
+			c.arm(e.lapses())
+		}
+	}
 	for i, q := range c.paths {
 		if q == p {
 			c.paths = append(c.paths[:i:i], c.paths[i+1:]...)

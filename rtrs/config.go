@@ -34,7 +34,7 @@ type ClientConfig struct {
 	LossTimeout time.Duration // OnLoss Error: requests wait so long for a path; 30 s
 
 	Unfenced      Unfenced      // RetryAfter
-	UnfencedAfter time.Duration // RetryAfter: so long after the path's links were closed; 40 s
+	UnfencedAfter time.Duration // so long after the path's links were closed; 40 s
 
 	RemoteInval bool // let the server revoke the key of a read's memory, as a kernel does, instead of revoking it here
 }
@@ -69,7 +69,8 @@ const (
 	// RetryNow sends them on another path at once, as a kernel's client does. What the lost path
 	// still carries may be carried out later, over newer writes.
 	RetryNow
-	// RetryNever has them wait until the same path is connected again.
+	// RetryNever has them wait until the same path is connected again. If it is removed they fail, when
+	// UnfencedAfter has passed.
 	RetryNever
 )
 

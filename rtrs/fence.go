@@ -20,7 +20,9 @@ import (
 // A kernel's server cannot be told. It connects the path again only when the older attempt
 // has ended, and it ends an attempt by itself when it has heard nothing for 35 s at most:
 // when UnfencedAfter has passed, the epoch counts as ended (RetryAfter); or at once (RetryNow), which
-// is what kernels do to each other.
+// is what kernels do to each other. With RetryNever it does when the same path is back; one that is removed
+// never is, so what was in flight there fails when UnfencedAfter has passed: were a write to fail earlier,
+// nothing could be sent until then.
 //
 // A request that fails by its limit meanwhile has its outcome, but if it is a write it may
 // still happen; so nothing at all is sent until that epoch is fenced. Its permit stays
@@ -137,18 +139,23 @@ func (c *Client) fence() {
 	}
 }
 
+// lapses is when e, of a server that cannot be asked to end it, counts as ended.
+func (e *epoch) lapses() time.Duration {
+	switch cfg := &e.c.cfg; {
+	case cfg.Unfenced == RetryNow:
+		return e.since
+	case cfg.Unfenced == RetryNever && e.from.state != Dead:
+		return Never
+	default:
+		return e.since + cfg.UnfencedAfter
+	}
+}
+
 // lapse ends the epochs of servers that cannot be asked to, when their time has passed. It
-// reports whether there was one.
+// reports whether there was one: then fence is to be called.
 func (c *Client) lapse() (ended bool) {
-	if c.cfg.Unfenced == RetryNever {
-		return false
-	}
-	after := c.cfg.UnfencedAfter
-	if c.cfg.Unfenced == RetryNow {
-		after = 0
-	}
 	for _, e := range c.epochs {
-		switch t := e.since + after; {
+		switch t := e.lapses(); {
 		case e.able || e.fenced:
 		case t > c.now:
 			c.arm(t)
@@ -160,7 +167,7 @@ func (c *Client) lapse() (ended bool) {
 }
 
 // end is called when e is fenced. Requests that are left of it are sent again, before those
-// that wait.
+// that wait; or they fail, where only their path could have fenced them and was removed.
 func (e *epoch) end() {
 	c := e.c
 	if e.lapsed {
@@ -172,6 +179,7 @@ func (e *epoch) end() {
 	if e.session == c.session {
 		c.free = append(c.free, e.permits...)
 	}
+	forsaken := e.lapsed && c.cfg.Unfenced == RetryNever
 	// From the last one on, each goes before the others: so they stand in their old order,
 	// before requests submitted since.
 	var back []*Req
@@ -179,6 +187,9 @@ func (e *epoch) end() {
 		e.reqs.remove(r)
 		if r.session == c.session {
 			c.free = append(c.free, r.permit)
+		}
+		if forsaken && r.recalled == nil {
+			r.recalled = ErrNoPath
 		}
 		if r.recalled != nil {
 			back = append(back, r)
@@ -189,25 +200,6 @@ func (e *epoch) end() {
 	}
 	for _, r := range slices.Backward(back) {
 		c.finish(r, r.recalled)
-	}
-}
-
-// failUnfenceable fails the requests of p, which is removed, if the server cannot be asked
-// for a fence of it: it is a kernel, which fences only by connecting a path again. Unless that is
-// awaited (RetryNever) they are sent again in time.
-func (c *Client) failUnfenceable(p *ClientPath) {
-	if c.cfg.Unfenced != RetryNever {
-		return
-	}
-	for _, e := range c.epochs {
-		if e.from != p || e.able {
-			continue
-		}
-		for r := e.reqs.first; r != nil; r = e.reqs.first {
-			e.takeFailed(r)
-			c.finish(r, ErrNoPath)
-		}
-		e.fenced = true
 	}
 }
 

@@ -232,14 +232,18 @@ func TestKernelServerWithoutFences(t *testing.T) {
 	if len(f.done) != 2 || r.Err != nil {
 		t.Fatalf("%d done, %v", len(f.done), r.Err)
 	}
-	// Removed, it can never be fenced: its requests fail.
+	// Removed, it can never be fenced: its requests fail when they cannot arrive any more.
 	f.submit(Write, nil)
 	lost = one(t, f.take()).path.(*ClientPath)
 	if err := f.c.Remove(f.now, lost); err != nil {
 		t.Fatal(err)
 	}
 	lost.Gone(f.now)
-	if len(f.done) != 3 || f.done[2].Err != ErrNoPath || f.c.ghosts != 0 || len(f.c.epochs) != 0 || lost.State() != Dead {
+	if len(f.done) != 2 || len(f.c.epochs) != 1 || lost.State() != Dead {
+		t.Fatalf("%d done, %d epochs, the path is %v", len(f.done), len(f.c.epochs), lost.State())
+	}
+	f.tick(40 * time.Second)
+	if len(f.done) != 3 || f.done[2].Err != ErrNoPath || f.c.ghosts != 0 || len(f.c.epochs) != 0 {
 		t.Fatalf("%d done, %d ghosts", len(f.done), f.c.ghosts)
 	}
 }

@@ -184,9 +184,8 @@ func (s *Server) admit(c *ServerCon, r *rtrswire.ConnReq, fences bool, local, re
 		}
 		mine.add(c)
 		if !mine.fences {
-			// A kernel takes its time for each of them.
+			// A kernel takes its time for each of them. The Tick of the time before arms this one.
 			mine.at = s.now + mine.patience()
-			s.arm(mine.at)
 		}
 		return 0, nil
 	}
@@ -331,6 +330,17 @@ func (s *Server) Sessions() (live []*ServerSession) {
 		}
 	}
 	return live
+}
+
+// Each calls f for every request that has its chunk and was not replied to, those of lost sessions too.
+func (s *Server) Each(f func(r *ServerReq)) {
+	for _, e := range s.sessions {
+		for i := 0; e.active > 0 && i < len(e.chunks); i++ {
+			if r := e.chunks[i].req; r != nil {
+				f(r)
+			}
+		}
+	}
 }
 
 // Paths returns the paths there are; see Sessions.

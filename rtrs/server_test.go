@@ -555,6 +555,10 @@ func TestServerCloses(t *testing.T) {
 	if p.State() != Draining || f.live == 0 || len(f.s.Sessions()) != 0 || f.s.Stats().Inflight != 1 {
 		t.Fatalf("%v, %+v", p.State(), f.s.Stats())
 	}
+	var at []*ServerReq
+	if f.s.Each(func(r *ServerReq) { at = append(at, r) }); one(t, at) != f.reqs[0] {
+		t.Fatal("its request is not at the store any more")
+	}
 	f.s.Close(0)
 	if f.closed != 0 {
 		t.Fatal("closed while a request is at the store")

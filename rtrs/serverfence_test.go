@@ -320,6 +320,28 @@ func TestFull(t *testing.T) {
 	}
 }
 
+// TestFullOfOneAddress: half of the places are one address's, those of its sessions that end included: until one has, its next
+// session waits, and another address does not.
+func TestFullOfOneAddress(t *testing.T) {
+	cfg := smallServer
+	cfg.MaxSessions = 4
+	f, p, r := atStore(t, cfg) // of address 1
+	f.up(someone{session: 2, path: 2, attempt: 1, addr: 1, name: "b"})
+	p.Lost(0, 0, rdserr.ErrReset)
+	p.Gone(0)
+	n := f.join(someone{session: 3, path: 3, attempt: 1, addr: 1, name: "c"})
+	if n.State() != Fencing {
+		t.Fatalf("the third of an address that may have two is %v", n.State())
+	}
+	if o := f.join(someone{session: 4, path: 4, attempt: 1, addr: 2, name: "d"}); o.State() != Connected {
+		t.Errorf("another's is %v", o.State())
+	}
+	f.s.Reply(0, r, 0, nil)
+	if n.State() != Connected {
+		t.Error(n.State())
+	}
+}
+
 // TestServerHeartbeat: asked in each interval, dead after four.
 func TestServerHeartbeat(t *testing.T) {
 	f := newFakeServer(t, smallServer)

@@ -34,10 +34,12 @@ type ClientStats struct {
 	Done     uint64 // requests that succeeded
 	Failed   uint64 // requests with an error of either side
 	Retried  uint64 // times a request was sent again
-	Timeouts uint64 // requests that gave their path up
+	// Timeouts are times that a request passed IOTimeout: its path was given up, or the store has it,
+	// and then the first of those in flight on the path counts.
+	Timeouts uint64
 	Fences   uint64 // epochs that the server fenced for us
 	// Unfenced are epochs whose requests were sent again without a fence, since the server is
-	// a kernel and its time had passed.
+	// a kernel and its time had passed; or failed, with RetryNever and a path that was removed.
 	Unfenced   uint64
 	Ups, Downs uint64
 }

@@ -1,6 +1,8 @@
 package rtrs
 
 import (
+	"errors"
+	"fmt"
 	"syscall"
 	"testing"
 	"time"
@@ -97,6 +99,89 @@ func TestSetUnfenced(t *testing.T) {
 				t.Fatalf("%+v", f.c.Stats())
 			}
 		})
+	}
+}
+
+// TestRemovedPathOfKernelServer: with RetryNever nothing fences what was in flight on a path that is
+// removed. It fails when it cannot arrive any more, and not before; others are sent meanwhile, unless a
+// write has failed already that may still happen.
+func TestRemovedPathOfKernelServer(t *testing.T) {
+	remove := func(f *fakeClient, lost *ClientPath) error {
+		defer lost.Gone(f.now)
+		return f.c.Remove(f.now, lost)
+	}
+	gone := func(do func(f *fakeClient, lost *ClientPath) error) func(f *fakeClient, lost *ClientPath) error {
+		return func(f *fakeClient, lost *ClientPath) error {
+			lost.Gone(f.now)
+			return do(f, lost)
+		}
+	}
+	disconnected := func(at time.Duration) func(f *fakeClient, lost *ClientPath) error {
+		return gone(func(f *fakeClient, lost *ClientPath) error {
+			if err := f.c.Disconnect(f.now, lost); err != nil || lost.State() != Closed {
+				t.Errorf("%v, the path is %v", err, lost.State())
+			}
+			f.tick(at)
+			return remove(f, lost)
+		})
+	}
+	for _, test := range []struct {
+		what   string
+		cfg    ClientConfig
+		remove func(f *fakeClient, lost *ClientPath) error
+		at     time.Duration // when its requests end
+	}{
+		{"closing", ClientConfig{Unfenced: RetryNever}, remove, 40 * time.Second},
+		{"waiting for its next attempt", ClientConfig{Unfenced: RetryNever}, gone(remove), 40 * time.Second},
+		{"disconnected", ClientConfig{Unfenced: RetryNever}, disconnected(5 * time.Second), 40 * time.Second},
+		{"disconnected long ago", ClientConfig{Unfenced: RetryNever}, disconnected(time.Minute), time.Minute},
+		{"out of attempts", ClientConfig{Unfenced: RetryNever, MaxReconnects: -1}, gone(remove), 40 * time.Second},
+		{"before RetryNever", ClientConfig{}, func(f *fakeClient, lost *ClientPath) error {
+			err := remove(f, lost)
+			f.tick(10 * time.Second)
+			return errors.Join(err, f.c.SetUnfenced(f.now, RetryNever, 0))
+		}, 40 * time.Second},
+		{"long before RetryNever", ClientConfig{UnfencedAfter: 5 * time.Minute}, func(f *fakeClient, lost *ClientPath) error {
+			err := remove(f, lost)
+			f.tick(time.Minute)
+			return errors.Join(err, f.c.SetUnfenced(f.now, RetryNever, 40*time.Second))
+		}, time.Minute},
+	} {
+		for _, failed := range []bool{false, true} { // the write, before the path is removed
+			t.Run(fmt.Sprint(test.what, ", failed ", failed), func(t *testing.T) {
+				f, r, lost := twoPathsOfKernelServer(t, test.cfg)
+				if failed {
+					f.c.Cancel(f.now, r, syscall.EIO)
+				}
+				if err := test.remove(f, lost); err != nil || lost.State() != Dead {
+					t.Fatalf("%v, the path is %v", err, lost.State())
+				}
+				var sent []posted
+				other := f.submit(Write, nil)
+				if test.at > f.now {
+					f.tick(test.at - f.now - 1)
+					if sent = f.take(); len(sent) > 0 == failed || f.c.Stats().Unfenced != 0 || f.c.ghosts > 0 != failed || len(f.done) > 0 != failed {
+						t.Fatalf("at %v %+v was sent, %d ghosts, %d are done", f.now, sent, f.c.ghosts, len(f.done))
+					}
+					f.tick(1)
+				} else {
+					f.tick(0)
+				}
+				sent = append(sent, f.take()...)
+				if o := one(t, sent); o.path == lost || other.at != inFlight || one(t, f.done) != r {
+					t.Fatalf("%+v; the other is %v, %d are done", o, other.at, len(f.done))
+				}
+				if want := map[bool]error{false: ErrNoPath, true: syscall.EIO}[failed]; r.Err != want {
+					t.Errorf("it failed with %v, want %v", r.Err, want)
+				}
+				if s := f.c.Stats(); s.Unfenced != 1 || s.Fences != 0 || f.c.ghosts != 0 || len(f.c.epochs) != 0 || len(f.c.free) != f.c.Depth()-1 {
+					t.Errorf("%+v, %d ghosts, %d epochs, %d permits free", s, f.c.ghosts, len(f.c.epochs), len(f.c.free))
+				}
+				if what := f.c.broken(); what != "" {
+					t.Error(what)
+				}
+			})
+		}
 	}
 }
 

@@ -2,6 +2,8 @@ package shm
 
 import (
 	"bytes"
+	"errors"
+	"hash/crc32"
 	"net/netip"
 	"path/filepath"
 	"testing"
@@ -118,6 +120,24 @@ func TestHeaderOverAnother(t *testing.T) {
 	}
 	if err := b.Parse(dirty, h.RegionBytes); err != nil || b != h {
 		t.Errorf("over other bytes: %+v, %v; want %+v", b, err, h)
+	}
+}
+
+// TestHeaderOfAnotherSize: a header that says to be of another size is refused, however sound it is.
+func TestHeaderOfAnotherSize(t *testing.T) {
+	h, err := (&Spec{Local: testLocal, SndBuf: 1 << 16, RcvBuf: 1 << 16}).header()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []uint32{0, HeaderBytes - 8, HeaderBytes, HeaderBytes + 8} {
+		b := make([]byte, HeaderBytes)
+		h.Put(b)
+		le.PutUint32(b[12:], n)
+		le.PutUint32(b[HeaderBytes-4:], crc32.Checksum(b[:HeaderBytes-4], castagnoli))
+		var got Header
+		if err := got.Parse(b, h.RegionBytes); (err == nil) != (n == HeaderBytes) || err != nil && !errors.Is(err, unix.EBADMSG) {
+			t.Errorf("%d bytes: %v", n, err)
+		}
 	}
 }
 

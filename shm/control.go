@@ -32,14 +32,14 @@ type Cred struct{ UID, GID, PID uint32 }
 // for a reactor. Its methods never wait. One goroutine at a time uses Recv and
 // one Send and Flush.
 type Control struct {
-	FD int
+	FD   int
+	Toll toll.Toll // measures the calls
 
 	in      assembler
 	out     []byte // bytes that Send could not write yet
 	outFDs  []int
 	started bool       // the first packet of out has left
 	held    *packetBuf // that the message last returned may lie in
-	toll    toll.Toll
 }
 
 // release gives up the packet of the message last returned.
@@ -98,11 +98,11 @@ func (c *Control) Recv() (msg []byte, fds []int, err error) {
 				return nil, nil, recvError(err)
 			}
 		}
-		m := c.toll.Begin()
+		m := c.Toll.Begin()
 		n, oobn, flags, _, err := unix.Recvmsg(c.FD, p.data[:], oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
 		// The other end decides how long a call on its socket takes; one that makes the
 		// daemon pay too much is cut off.
-		if costly := c.toll.End(m, n); costly != nil {
+		if costly := c.Toll.End(m, n); costly != nil {
 			closeAll(rightsOf(p.oob[:oobn]))
 			return nil, nil, costly
 		}
@@ -205,9 +205,9 @@ func (c *Control) Flush() (done bool, err error) {
 func (c *Control) Pending() bool { return len(c.out) > 0 }
 
 func (c *Control) write(msg []byte, fds []int) (rest []byte, err error) {
-	m, size := c.toll.Begin(), len(msg)
+	m, size := c.Toll.Begin(), len(msg)
 	defer func() {
-		if costly := c.toll.End(m, size); costly != nil && err == nil {
+		if costly := c.Toll.End(m, size); costly != nil && err == nil {
 			rest, err = nil, costly
 		}
 	}()

@@ -29,11 +29,12 @@ type Conn struct {
 	// Costly, unless it is nil, is called once when waking the other end takes too long;
 	// the call under way fails. It has to be set before the first call.
 	Costly func(error)
+	// Toll measures the calls.
+	Toll toll.Toll
 
 	in       assembler
 	held     *packetBuf // that the message last returned may lie in
-	toll     toll.Toll
-	told     sync.Once // of Costly
+	told     sync.Once  // of Costly
 	raw      syscall.RawConn
 	patience time.Duration // for the rest of a message
 	read     func(fd uintptr) bool
@@ -145,9 +146,9 @@ func (c *Conn) send(packet, rights []byte) error {
 	var werr error
 	err = raw.Write(func(fd uintptr) bool {
 		for {
-			m := c.toll.Begin()
+			m := c.Toll.Begin()
 			werr = unix.Sendmsg(int(fd), packet, rights, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
-			if costly := c.toll.End(m, len(packet)); costly != nil {
+			if costly := c.Toll.End(m, len(packet)); costly != nil {
 				werr = c.costly(costly)
 			}
 			if werr != unix.EINTR {
@@ -172,9 +173,9 @@ func (c *Conn) tryReceive(fd uintptr) bool {
 		oob = c.held.oob[:oobBytes]
 	}
 	for {
-		m := c.toll.Begin()
+		m := c.Toll.Begin()
 		g.n, g.oobn, g.flags, _, g.err = unix.Recvmsg(int(fd), c.held.data[:], oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
-		if costly := c.toll.End(m, g.n); costly != nil {
+		if costly := c.Toll.End(m, g.n); costly != nil {
 			closeAll(rightsOf(c.held.oob[:g.oobn]))
 			c.release()
 			g.err = c.costly(costly)

@@ -61,11 +61,12 @@ type Alarm struct {
 	// Costly, unless it is nil, is called by Ring when waking this client takes too long;
 	// it must not block. It has to be set before the first Ring.
 	Costly func(error)
+	// Toll measures the calls.
+	Toll toll.Toll
 
 	fd      int
 	hears   bool // NewDoorbell made it
 	refuses bool // the kernel takes no descriptors from the client
-	toll    toll.Toll
 	muted   atomic.Bool
 	closed  atomic.Bool
 	ringers atomic.Int32 // calls of Ring and Hear under way; below 0: muted
@@ -117,9 +118,9 @@ func newDoorbell() (a *Alarm, client int, err error) {
 func (a *Alarm) Ring() {
 	var costly error
 	if a.ringers.Add(1) > 0 {
-		m := a.toll.Begin()
+		m := a.Toll.Begin()
 		unix.RawSyscall6(unix.SYS_SENDTO, uintptr(a.fd), uintptr(unsafe.Pointer(&one)), 1, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
-		costly = a.toll.End(m, 1)
+		costly = a.Toll.End(m, 1)
 	}
 	a.ringers.Add(-1)
 	if costly != nil && a.Costly != nil {
@@ -154,7 +155,7 @@ func (a *Alarm) Hear() error {
 		return nil
 	}
 	var b [hearBytes]byte
-	m := a.toll.Begin()
+	m := a.Toll.Begin()
 	taken, rights := 0, false
 	for range hearMost {
 		want := len(b)
@@ -173,7 +174,7 @@ func (a *Alarm) Hear() error {
 			break
 		}
 	}
-	if err := a.toll.End(m, taken); err != nil {
+	if err := a.Toll.End(m, taken); err != nil {
 		return err
 	}
 	if rights {

@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rdsd/rdsd/internal/unixsock"
 	"github.com/rdsd/rdsd/wire"
 )
 
@@ -229,5 +230,25 @@ func TestHeldRegionIsLeft(t *testing.T) {
 	}
 	if r.Disown(); r.rest != nil || string(body) != "unread" {
 		t.Errorf("%q is left, %d bytes are mapped", body, len(r.rest))
+	}
+}
+
+// TestDoorbellTakesNoRights: the kernel is told to take no descriptors at a doorbell, where it can be.
+func TestDoorbellTakesNoRights(t *testing.T) {
+	p, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	can := unixsock.RefuseRights(p[0])
+	unix.Close(p[0])
+	unix.Close(p[1])
+	a, client, err := NewDoorbell()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	defer unix.Close(client)
+	if a.refuses != can {
+		t.Errorf("it refuses descriptors: %v, and can: %v", a.refuses, can)
 	}
 }

@@ -122,7 +122,7 @@ func TestSealed(t *testing.T) {
 	if err := punch(); err != nil {
 		t.Fatalf("no hole to begin with: this shows nothing: %v", err)
 	}
-	if err := r.Seal(); !errors.Is(err, unix.EFAULT) {
+	if err := r.Touched(); !errors.Is(err, unix.EFAULT) {
 		t.Fatalf("a client that has not touched its words: %v", err)
 	}
 	r = newRegion(t, smallSpec())
@@ -130,7 +130,7 @@ func TestSealed(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if err := r.Seal(); err != nil {
+	if err := errors.Join(Seal(r.FD), r.Touched()); err != nil {
 		t.Fatal(err)
 	}
 	got, err := unix.FcntlInt(uintptr(r.FD), unix.F_GET_SEALS, 0)
@@ -195,7 +195,7 @@ func TestSealed(t *testing.T) {
 	if _, err := unix.FcntlInt(uintptr(own.FD), unix.F_ADD_SEALS, unix.F_SEAL_SEAL); err != nil {
 		t.Fatal(err)
 	}
-	if err := own.Seal(); !errors.Is(err, unix.EPERM) {
+	if err := Seal(own.FD); !errors.Is(err, unix.EPERM) {
 		t.Errorf("a region that its client has sealed: %v", err)
 	}
 	flags, err := unix.FcntlInt(uintptr(r.FD), unix.F_GETFD, 0)

@@ -44,7 +44,7 @@ func untouched(t *testing.T, s Spec) (*Host, *mate) {
 	if n := allocated(t, r.ownFD); n != 0 {
 		t.Fatalf("%d bytes of the daemon's part are there", n)
 	}
-	if err := r.Seal(); err != nil {
+	if err := errors.Join(Seal(r.FD), r.Touched()); err != nil {
 		t.Fatal(err)
 	}
 	r.SetLocal(r.Local)

@@ -55,16 +55,16 @@ type Pair struct {
 
 	// Descriptors at the daemon's end, until Lent: the words, the data to write, and to read.
 	WordsFD, DataFD, ReadFD int
-	ownFD                   int // of the data, until Abandoned
+	own                     [2]int // of the words and of the data, only to read, until Abandoned
 
-	files sync.Mutex // held by a thread that closes or uses ownFD
+	files sync.Mutex // held by a thread that closes or uses own
 
 	words unsafe.Pointer // the mapping
 	data  []byte         // the mapping; nil at the daemon's end
 }
 
 // NoPair is a pair without memory, as one that was closed and abandoned.
-func NoPair() *Pair { return &Pair{WordsFD: -1, DataFD: -1, ReadFD: -1, ownFD: -1} }
+func NoPair() *Pair { return &Pair{WordsFD: -1, DataFD: -1, ReadFD: -1, own: [2]int{-1, -1}} }
 
 // CreatePair makes the memory of a pair with so many bytes of data, a power of two. id names
 // it in the header. Nothing but the header is touched.
@@ -83,21 +83,11 @@ func CreatePair(id uint64, bytes int) (*Pair, error) {
 }
 
 func (p *Pair) make(id uint64) (err error) {
-	if p.WordsFD, err = newMemfd("rdsd-pair-words", pairWordsBytes); err != nil {
+	if err = newPairFile("rdsd-pair-words", pairWordsBytes, &p.WordsFD, &p.own[0]); err != nil {
 		return err
 	}
-	if p.DataFD, err = newMemfd("rdsd-pair-data", p.Bytes); err != nil {
+	if err = newPairFile("rdsd-pair-data", p.Bytes, &p.DataFD, &p.own[1], &p.ReadFD); err != nil {
 		return err
-	}
-	// Opened again to read, as the daemon's part of a region is (Region.make).
-	again := fmt.Sprintf("/proc/self/fd/%d", p.DataFD)
-	for _, fd := range []*int{&p.ReadFD, &p.ownFD} {
-		if *fd, err = eintr.Open(again, unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
-			return fmt.Errorf("shm: opening %s to read: %w", again, err)
-		}
-	}
-	if err := unix.Fchmod(p.DataFD, 0o400); err != nil {
-		return fmt.Errorf("shm: the mode of a pair: %w", err)
 	}
 	if err := p.mapWords(p.WordsFD); err != nil {
 		return err
@@ -107,6 +97,30 @@ func (p *Pair) make(id uint64) (err error) {
 	le.PutUint32(h[8:], pairVersion)
 	le.PutUint64(h[16:], p.Bytes)
 	le.PutUint64(h[24:], id)
+	return nil
+}
+
+// newPairFile makes a memfd of bytes. It is opened again to write, as *lent, and as all of reads, which only
+// read (Region.make). The one that memfd_create opens is not kept: the kernel counts those that are opened
+// by name alone, and would grant a lease (abandoned) while a client has that one, or has mapped it.
+func newPairFile(name string, bytes uint64, lent *int, reads ...*int) error {
+	made, err := newMemfd(name, bytes)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(made)
+	again := fmt.Sprintf("/proc/self/fd/%d", made)
+	if *lent, err = eintr.Open(again, unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
+		return fmt.Errorf("shm: opening %s to write: %w", again, err)
+	}
+	for _, fd := range reads {
+		if *fd, err = eintr.Open(again, unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
+			return fmt.Errorf("shm: opening %s to read: %w", again, err)
+		}
+	}
+	if err := unix.Fchmod(made, 0o400); err != nil {
+		return fmt.Errorf("shm: the mode of a pair: %w", err)
+	}
 	return nil
 }
 
@@ -120,15 +134,12 @@ func (p *Pair) mapWords(fd int) (err error) {
 
 // Seal ends the time in which the pair can be mapped to write and have holes: both clients
 // have mapped it. Until then the daemon must not touch the words, because an access to a page
-// that is being taken away waits. It waits for a hole that is being punched, so a reactor
-// must not call it.
+// that is being taken away waits. It takes as long as a client likes, see Seal of a memfd.
 func (p *Pair) Seal() error {
-	for _, fd := range [2]int{p.WordsFD, p.DataFD} {
-		if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, lastSeals); err != nil {
-			return fmt.Errorf("shm: sealing a pair: %w", err)
-		}
+	if err := Seal(p.WordsFD); err != nil {
+		return err
 	}
-	return nil
+	return Seal(p.DataFD)
 }
 
 // Lent closes the descriptors that clients have got.
@@ -205,18 +216,21 @@ func (p *Pair) Close() {
 	}
 }
 
-// Disown closes the daemon's own descriptor of the data.
+// Disown closes the daemon's own descriptors of the words and of the data.
 func (p *Pair) Disown() {
 	p.files.Lock()
 	defer p.files.Unlock()
-	closeOnce(&p.ownFD)
+	closeOnce(&p.own[0])
+	closeOnce(&p.own[1])
 }
 
-// Abandoned is Region.Abandoned for the data of a pair.
+// Abandoned is Region.Abandoned for the words and the data of a pair: gone says that nobody has either.
 func (p *Pair) Abandoned() (gone, certain bool) {
 	p.files.Lock()
 	defer p.files.Unlock()
-	return abandoned(&p.ownFD)
+	words, sure := abandoned(&p.own[0])
+	data, certain := abandoned(&p.own[1])
+	return words && data, sure && certain
 }
 
 func (p *Pair) word64(off uintptr) *atomic.Uint64 { return (*atomic.Uint64)(unsafe.Add(p.words, off)) }

@@ -414,23 +414,53 @@ func TestPairWakes(t *testing.T) {
 	}
 }
 
-// TestPairAbandoned tells when the memory of a pair is free.
+// TestPairAbandoned: the memory of a pair is free when no client has any of it: neither the words nor the
+// data, neither mapped nor open, neither to write nor to read.
 func TestPairAbandoned(t *testing.T) {
-	d, err := CreatePair(1, MinPairBytes)
-	if err != nil {
-		t.Fatal(err)
+	unmap := [2]func(p *Pair){
+		func(p *Pair) { unix.MunmapPtr(p.words, pairWordsBytes); p.words = nil },
+		func(p *Pair) {
+			unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(p.data)), uintptr(len(p.data)))
+			p.data = nil
+		},
 	}
-	in, err := OpenPair(d.WordsFD, d.ReadFD, MinPairBytes, PairReads)
-	if err != nil {
-		t.Fatal(err)
-	}
-	d.Lent()
-	d.Close()
-	if gone, certain := d.Abandoned(); gone && certain {
-		t.Error("a pair that its reader has mapped is abandoned")
-	}
-	in.Close()
-	if gone, _ := d.Abandoned(); !gone {
-		t.Error("a pair that nobody has is not abandoned")
+	for role, who := range map[PairRole]string{PairSends: "the sender", PairReads: "the reader"} {
+		for first, kept := range [2]string{"the data", "the words"} {
+			d, err := CreatePair(1, MinPairBytes)
+			if err != nil {
+				t.Fatal(err)
+			}
+			lent := [2]int{d.WordsFD, d.DataFD}
+			if role == PairReads {
+				lent[1] = d.ReadFD
+			}
+			p, err := OpenPair(lent[0], lent[1], MinPairBytes, role)
+			if err != nil {
+				t.Fatal(err)
+			}
+			open, err := unix.FcntlInt(uintptr(lent[1-first]), unix.F_DUPFD_CLOEXEC, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			d.Lent()
+			d.Close()
+			try := func(want bool, what string) {
+				t.Helper()
+				if gone, certain := d.Abandoned(); gone != want || !certain {
+					t.Errorf("%s has %s: gone %v, certain %v", who, what, gone, certain)
+				}
+			}
+			try(false, "both mapped")
+			unmap[first](p)
+			try(false, kept+" mapped and open")
+			unix.Close(open)
+			try(false, kept+" mapped")
+			p.Close()
+			try(true, "nothing")
+			try(true, "nothing, once more")
+			if d.own != [2]int{-1, -1} {
+				t.Error("not closed")
+			}
+		}
 	}
 }

@@ -120,7 +120,7 @@ const (
 
 // Create makes a region: two memfds of a fixed size, mapped. The daemon has touched nothing
 // of it: pages are charged to the control group of the process that touches them first. The
-// client's part is to be sealed (Seal) when the client has mapped it, and before that no
+// client's part is to be sealed (TakeFD, Seal) when the client has mapped it, and before that no
 // thread may touch it that must not wait; SetLocal then writes the header.
 func Create(s Spec) (*Region, error) {
 	h, err := s.header()
@@ -186,14 +186,30 @@ func newMemfd(name string, bytes uint64) (fd int, err error) {
 	return fd, nil
 }
 
-// Seal ends the time in which the client's part can be mapped to write and have holes. It
-// waits for a hole that is being punched, so a reactor must not call it. It returns EPERM
-// if the client has sealed it otherwise, and EFAULT if the client has not touched header
-// and words, so that the daemon would pay for these pages.
-func (r *Region) Seal() error {
-	if _, err := unix.FcntlInt(uintptr(r.FD), unix.F_ADD_SEALS, lastSeals); err != nil {
-		return fmt.Errorf("shm: sealing a region: %w", err)
+// Seal ends the time in which memory of a memfd can be mapped to write and have holes. It takes
+// the file's lock, as punching a hole does, and write(2) while memory to write from is brought:
+// whoever may do that decides how long it takes, and no signal ends it. It returns EPERM if the
+// memory was sealed otherwise.
+func Seal(fd int) error {
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, lastSeals); err != nil {
+		return fmt.Errorf("shm: sealing memory: %w", err)
 	}
+	return nil
+}
+
+// TakeFD gives the client's part to the caller, who has to Seal and close it: what else is to be
+// known of it the mapping tells.
+func (r *Region) TakeFD() int {
+	r.files.Lock()
+	defer r.files.Unlock()
+	fd := r.FD
+	r.FD = -1
+	return fd
+}
+
+// Touched returns EFAULT if the client has not touched header and words, so that the daemon would
+// pay for these pages.
+func (r *Region) Touched() error {
 	if !r.Written(0, HeaderBytes+wordsBytes) {
 		return &Error{unix.EFAULT, "the client has not touched the first two pages of its region"}
 	}
@@ -204,10 +220,6 @@ func (r *Region) Seal() error {
 func (r *Region) Lent() {
 	closeOnce(&r.LendFD)
 }
-
-// Sealed says that the client's part is sealed and mapped, and closes it: what else is to be
-// known of it the mapping tells.
-func (r *Region) Sealed() { r.closeFD() }
 
 func closeOnce(fd *int) {
 	if *fd >= 0 {

@@ -8,48 +8,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-)
 
-// lingering is a TCP socket whose last close takes as long as its other end
-// likes, which here is until the test ends: it has unsent data and SO_LINGER.
-func lingering(t *testing.T) int {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	c, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	far, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { far.Close() })
-	f, err := c.(*net.TCPConn).File()
-	c.Close()
-	if err != nil {
-		t.Fatal(err)
-	}
-	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	f.Close()
-	if err == nil {
-		err = unix.SetNonblock(fd, true)
-	}
-	if err == nil {
-		err = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 3600})
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	for full := make([]byte, 1<<20); ; {
-		if _, err := unix.Write(fd, full); err != nil {
-			return fd
-		}
-	}
-}
+	"github.com/rdsd/rdsd/internal/slowclose"
+)
 
 // rawPair is a connection between a client that does as it likes and one end of ours.
 func rawPair(t *testing.T) (client, ours int) {
@@ -102,7 +63,7 @@ func TestRightsNotReceived(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			fd := lingering(t)
+			fd, _ := slowclose.Socket(t)
 			before := openFDs(t)
 			if err := unix.Sendmsg(client, packets.with, unix.UnixRights(fd), nil, 0); err != nil {
 				t.Fatal(err)

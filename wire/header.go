@@ -116,8 +116,7 @@ func checksum(seq, ack, ports, flags, ext, rest uint64) uint16 {
 	s, c = bits.Add64(s, flags, c)
 	s, c = bits.Add64(s, ext, c)
 	s, c = bits.Add64(s, rest, c)
-	s, c = bits.Add64(s, 0, c)
-	s += c
+	s += c // the last carry leaves none: a sum with a carry is at most 2^64 - 2
 	s = s>>32 + s&0xffffffff
 	s = s>>16 + s&0xffff
 	s = s>>16 + s&0xffff

@@ -323,7 +323,8 @@ var kernelRelease = func() string {
 }
 
 // SetMaxRequest lets a device make requests as large as the driver can, up to n
-// bytes. The default is small and costs throughput.
+// bytes. The default is small and costs throughput. It needs the right to write there, unless somebody has
+// set that already (packaging/60-rdsd-nbd.rules).
 func SetMaxRequest(index int, n int) error {
 	dir := filepath.Join(sysBlock, "nbd"+strconv.Itoa(index), "queue")
 	b, err := os.ReadFile(filepath.Join(dir, "max_hw_sectors_kb"))
@@ -334,5 +335,9 @@ func SetMaxRequest(index int, n int) error {
 	if err != nil {
 		return fmt.Errorf("nbd%d: max_hw_sectors_kb: %w", index, err)
 	}
-	return os.WriteFile(filepath.Join(dir, "max_sectors_kb"), strconv.AppendInt(nil, int64(min(most, max(n>>10, 4))), 10), 0)
+	want, name := strconv.Itoa(min(most, max(n>>10, 4))), filepath.Join(dir, "max_sectors_kb")
+	if is, err := os.ReadFile(name); err == nil && strings.TrimSpace(string(is)) == want {
+		return nil
+	}
+	return os.WriteFile(name, []byte(want), 0)
 }

@@ -399,6 +399,16 @@ func TestSetMaxRequest(t *testing.T) {
 			t.Errorf("%d bytes: %q, want %q", n, got, want)
 		}
 	}
+	// Who may not write there need not, where that is set already. Writing would have replaced the line.
+	if err := os.WriteFile(filepath.Join(queue, "max_sectors_kb"), []byte("1024\n"), 0o400); err != nil {
+		t.Fatal(err)
+	}
+	if err := SetMaxRequest(3, 1<<20); err != nil {
+		t.Error(err)
+	}
+	if got, _ := os.ReadFile(filepath.Join(queue, "max_sectors_kb")); string(got) != "1024\n" {
+		t.Errorf("what was right is written again: %q", got)
+	}
 	if err := SetMaxRequest(4, 1<<20); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a device that is not there: %v", err)
 	}

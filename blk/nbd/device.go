@@ -77,6 +77,22 @@ func reconnect(a Attach, reconfigure func(Attach) error) (net.Conn, error) {
 	return nil, err
 }
 
+// Insist asks the kernel for something, by ask, and again while something is lacking for a moment to ask with: a
+// device that is not detached, say, stays when nobody serves it any more.
+func Insist(ctx context.Context, ask func() error) error {
+	for {
+		err := ask()
+		if err == nil || !lacks(err) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("nbd: asking the kernel: %w: %w", err, ctx.Err())
+		case <-time.After(reconnectEvery):
+		}
+	}
+}
+
 // lacks reports whether something was lacking for a moment: descriptors, memory, an answer. The kernel
 // has the device as long as it has not refused.
 func lacks(err error) bool {

@@ -17,6 +17,29 @@ import (
 	"github.com/rdsd/rdsd/blk"
 )
 
+// TestInsist: what is lacking for a moment costs another try, a refusal is final, and ctx ends the tries.
+func TestInsist(t *testing.T) {
+	for _, c := range []struct {
+		answers []error
+		want    error
+		calls   int
+	}{
+		{[]error{nil}, nil, 1},
+		{[]error{unix.EMFILE, fmt.Errorf("netlink: %w", unix.ENOBUFS), unix.ENOMEM, nil}, nil, 4},
+		{[]error{unix.EMFILE, unix.EPERM}, unix.EPERM, 2},
+	} {
+		calls := 0
+		err := Insist(t.Context(), func() error { calls++; return c.answers[calls-1] })
+		if err != c.want || calls != c.calls {
+			t.Errorf("%v: after %d calls %v", c.answers, calls, err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	if err := Insist(ctx, func() error { cancel(); return unix.EMFILE }); !errors.Is(err, unix.EMFILE) || !errors.Is(err, context.Canceled) {
+		t.Errorf("given up with %v", err)
+	}
+}
+
 // TestReconnect: the kernel takes sockets only for dead ones and says nothing
 // when it takes none.
 func TestReconnect(t *testing.T) {
@@ -56,6 +79,9 @@ func TestReconnect(t *testing.T) {
 		t.Error("the connection is the kernel's still")
 	}
 	c.Close()
+	if !hungUp(c) {
+		t.Error("without a descriptor nobody has hung up")
+	}
 
 	alive = 1 << 30
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)

@@ -1,6 +1,8 @@
 package nbd
 
 import (
+	"errors"
+	"log/slog"
 	"net"
 	"os"
 	"testing"
@@ -8,6 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/reactor"
 )
 
@@ -98,5 +102,63 @@ func TestServedByAReactorThatEnds(t *testing.T) {
 		}
 		theirs.Close()
 		s.Close()
+	}
+}
+
+// panicking is a device whose Submit panics, when it is done.
+type panicking struct{ blk.Device }
+
+func (d panicking) Submit(batch []*blk.Request) {
+	d.Device.Submit(batch)
+	panic("behind a submit")
+}
+
+// TestPanicOnAReactor: a panic of the work for a connection is its end, and of nothing else that its
+// reactor serves.
+func TestPanicOnAReactor(t *testing.T) {
+	g := &guard.Guard{Log: slog.New(slog.DiscardHandler), Exit: func(int) { panic("the process would end") }}
+	r, err := reactor.New(reactor.Options{CPU: -1, Guard: g})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	s, err := NewServer(Options{Reactor: r, Guard: g})
+	if err == nil {
+		err = errors.Join(s.Add(Export{Name: "bad", Device: panicking{memory(t, 1<<20)}}), s.Add(Export{Name: "good", Device: memory(t, 1<<20)}))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	open := func(name string) (net.Conn, chan error) {
+		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		theirs, ours := connOf(t, fds[0]), connOf(t, fds[1])
+		theirs.SetDeadline(time.Now().Add(time.Minute))
+		served := make(chan error, 1)
+		go func() { served <- s.ServeKernel(ours, name) }()
+		return theirs, served
+	}
+	good, _ := open("good")
+	defer good.Close()
+	bad, served := open("bad")
+	defer bad.Close()
+	bad.Write(command(cmdRead, 0, 1, 0, 4096, nil))
+	select {
+	case err := <-served:
+		if err == nil {
+			t.Error("an end that nobody asked for is no error")
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("the connection goes on behind a panic")
+	}
+	if n := g.Count(guard.Volume); n != 1 {
+		t.Errorf("%d panics are counted", n)
+	}
+	good.Write(command(cmdRead, 0, 2, 0, 4096, nil))
+	if n, err := good.Read(make([]byte, 1)); n != 1 {
+		t.Errorf("another connection: %v", err)
 	}
 }

@@ -281,9 +281,10 @@ func (c *conn) submit() {
 	if n := changing(c.batch); n > 0 {
 		c.changing.Add(n)
 	}
-	c.x.dev.Submit(c.batch)
-	clear(c.batch)
-	c.batch = c.batch[:0]
+	batch := c.batch
+	c.batch = c.batch[:0] // first: what a panic leaves behind is not submitted again
+	c.x.dev.Submit(batch)
+	clear(batch)
 }
 
 // changing counts the requests of a batch that change what the device holds. A flush does not.

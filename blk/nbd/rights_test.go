@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rdsd/rdsd/internal/reactor"
+	"github.com/rdsd/rdsd/internal/slowclose"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -94,38 +95,6 @@ func TestLookFirst(t *testing.T) {
 	}
 }
 
-// lingering is a TCP socket whose last close takes as long as far is open: it has unsent
-// data and SO_LINGER.
-func lingering(t testing.TB) (fd int, far net.Conn) {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	if fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
-		t.Fatal(err)
-	}
-	to := l.Addr().(*net.TCPAddr)
-	if err = unix.Connect(fd, &unix.SockaddrInet4{Port: to.Port, Addr: [4]byte(to.IP.To4())}); err == nil {
-		far, err = l.Accept()
-	}
-	if err == nil {
-		err = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 3600})
-	}
-	if err == nil {
-		err = unix.SetNonblock(fd, true)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { far.Close() })
-	for full := make([]byte, 1<<20); err == nil; {
-		_, err = unix.Write(fd, full)
-	}
-	return fd, far
-}
-
 // pass sends b with a lingering descriptor, while nobody reads it, so that it is the server who closes it
 // last and waits for far.
 func (c *client) pass(b []byte) (far net.Conn) {
@@ -139,7 +108,7 @@ func (c *client) pass(b []byte) (far net.Conn) {
 // waits for far.
 func (c *client) passKept(b []byte) (far net.Conn, keep int) {
 	c.t.Helper()
-	keep, far = lingering(c.t)
+	keep, far = slowclose.Socket(c.t)
 	raw, err := c.nc.(*net.UnixConn).SyscallConn()
 	if err == nil {
 		raw.Control(func(sock uintptr) { err = unix.Sendmsg(int(sock), b, unix.UnixRights(keep), nil, 0) })

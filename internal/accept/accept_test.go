@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/internal/slowclose"
 )
 
 // failing is a listener whose Accept fails as it is told.
@@ -188,39 +190,6 @@ func takeAll(t *testing.T) (free func()) {
 	}
 }
 
-// lingering is a TCP socket whose last close takes until the test ends: it has unsent data, and
-// SO_LINGER.
-func lingering(t *testing.T) *os.File {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	c, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	far, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { far.Close() })
-	f, err := c.(*net.TCPConn).File()
-	if err == nil {
-		err = c.(*net.TCPConn).SetLinger(3600)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
-	for full := make([]byte, 1<<20); err == nil; {
-		_, err = c.Write(full)
-	}
-	return f
-}
-
 // TestRefusedTakesItsTime: a connection that is refused and takes for ever to be closed, because of
 // a descriptor that its client has sent, does not keep others out.
 func TestRefusedTakesItsTime(t *testing.T) {
@@ -232,7 +201,7 @@ func TestRefusedTakesItsTime(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(reserve.Close) // after the one of lingering
+	t.Cleanup(reserve.Close) // after that of the slow socket
 	l := New(inner, "test", nil)
 	defer l.Close()
 	l.Reserve = reserve
@@ -245,7 +214,8 @@ func TestRefusedTakesItsTime(t *testing.T) {
 		}
 		defer clients[i].Close()
 	}
-	slow := lingering(t)
+	fd, _ := slowclose.Socket(t)
+	slow := os.NewFile(uintptr(fd), "slow")
 	if _, _, err := clients[0].(*net.UnixConn).WriteMsgUnix([]byte{1}, unix.UnixRights(int(slow.Fd())), nil); err != nil {
 		t.Fatal(err)
 	}

@@ -63,7 +63,7 @@ func zmqWay(bytes int) func(time.Duration) (sample, error) {
 	return func(d time.Duration) (sample, error) {
 		binary, err := compile("zmq.c", "-lzmq")
 		if err != nil {
-			return sample{}, skip("ZeroMQ: not installed (libzmq with its header)")
+			return sample{}, skip("ZeroMQ: not installed (libzmq with its header, libzmq3-dev)")
 		}
 		port, err := freePort()
 		if err != nil {

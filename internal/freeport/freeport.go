@@ -14,6 +14,12 @@ const (
 	highest = 31999
 )
 
+// A daemon that is given one of these, which it uses for something else unless told otherwise, does not start.
+const (
+	defaultsFrom = 16385
+	defaultsTo   = 16388
+)
+
 // On finds a TCP port that is unused at all of the addresses, without any at 0.0.0.0.
 // Another caller gets the same port only by chance, 1 in 22,000.
 func On(addrs ...netip.Addr) (uint16, error) {
@@ -31,6 +37,9 @@ func On(addrs ...netip.Addr) (uint16, error) {
 }
 
 func free(port uint16, addrs []netip.Addr) error {
+	if port >= defaultsFrom && port <= defaultsTo {
+		return fmt.Errorf("port %d is a default of rdsd's", port)
+	}
 	for _, a := range addrs {
 		l, err := net.Listen("tcp", netip.AddrPortFrom(a, port).String())
 		if err != nil {

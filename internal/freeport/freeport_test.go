@@ -44,6 +44,15 @@ func TestUsed(t *testing.T) {
 	}
 }
 
+// TestDefaults: what a daemon listens on unless told otherwise is nobody's free port.
+func TestDefaults(t *testing.T) {
+	for port := uint16(defaultsFrom); port <= defaultsTo; port++ {
+		if err := free(port, []netip.Addr{netip.MustParseAddr("127.0.0.99")}); err == nil {
+			t.Errorf("port %d was said to be free", port)
+		}
+	}
+}
+
 // TestNowhere: an address that is not ours has no free port, and the error says which.
 func TestNowhere(t *testing.T) {
 	_, err := On(netip.MustParseAddr("192.0.2.1"))

@@ -1,6 +1,7 @@
 package memtest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net/netip"
@@ -190,4 +191,49 @@ func TestUnreadCalls(t *testing.T) {
 		}
 	}
 	works(t, d, rdsd.GRPC)
+}
+
+// TestStandingCalls: calls that do not end, because what they watch does not or because their client never says
+// that its request was all. They keep their headers, and their request as it was read, of which a byte on the wire
+// is a hundred and more.
+func TestStandingCalls(t *testing.T) {
+	name := append([]byte{0x0a, 0xfc, 0xff, 0x03}, make([]byte, 64<<10-4)...) // of a service, with a message of 64 KiB
+	for what, c := range map[string]struct {
+		method  string
+		fields  int
+		request []byte
+		last    bool
+	}{
+		"many fields":   {"/grpc.health.v1.Health/Watch", 480, nil, true},
+		"fields":        {"/grpc.health.v1.Health/Watch", 100, nil, true},
+		"long names":    {"/grpc.health.v1.Health/Watch", 0, name, true},
+		"endpoints":     {"/rdsd.v1.Admin/Trace", 0, bytes.Repeat([]byte{0x1a, 0}, 30_000), false},
+		"paths, unary":  {"/rdsd.v1.VolumeService/Map", 0, bytes.Repeat([]byte{0x22, 0}, 30_000), false},
+		"short, nested": {"/rdsd.v1.Admin/Trace", 100, bytes.Repeat([]byte{0x1a, 0}, 300), false},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Setenv("RDSD_API_CALLS_PER_SECOND", "1000000")
+			d := start(t)
+			watchMemory(t, d, limit)
+			var conns []*h2
+			var wg sync.WaitGroup
+			for range 8 {
+				h := dialH2(t, d.Socket)
+				conns = append(conns, h)
+				wg.Go(func() {
+					for range 1000 {
+						if !h.says(h.call(c.method, c.fields), c.request, c.last) {
+							return
+						}
+					}
+				})
+			}
+			wg.Wait()
+			for _, h := range conns {
+				h.Close()
+			}
+			works(t, d, rdsd.GRPC)
+			settled(t, d, "memory_clients", 1<<20)
+		})
+	}
 }

@@ -1,6 +1,7 @@
 package memtest
 
 import (
+	"bytes"
 	"encoding/binary"
 	"net"
 	"testing"
@@ -52,19 +53,44 @@ func (h *h2) write(b []byte) bool {
 }
 
 // open begins a call of Datagrams.Open.
-func (h *h2) open() uint32 {
+func (h *h2) open() uint32 { return h.call("/rdsd.v1.Datagrams/Open", 0) }
+
+// call begins a call with so many fields beside, of a byte each: one that is there from the first of them on.
+func (h *h2) call(method string, fields int) uint32 {
 	var b []byte
-	for _, f := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", "/rdsd.v1.Datagrams/Open"}, {":authority", "x"},
+	for _, f := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", method}, {":authority", "x"},
 		{"content-type", "application/grpc"}, {"te", "trailers"}} {
 		b = append(b, 0, byte(len(f[0])))
 		b = append(b, f[0]...)
 		b = append(b, byte(len(f[1])))
 		b = append(b, f[1]...)
 	}
+	if h.next == 1 && fields > 0 {
+		b = append(b, 0x40, 1, 'f', 0) // to be number 62
+		fields--
+	}
+	b = append(b, bytes.Repeat([]byte{0x80 | 62}, fields)...)
 	id := h.next
 	h.next += 2
 	h.frame(1, 4, id, b)
 	return id
+}
+
+// says sends a message; last: the client has no more to say.
+func (h *h2) says(stream uint32, m []byte, last bool) bool {
+	m = append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(m))), m...)
+	for len(m) > 0 {
+		n := min(len(m), 16<<10)
+		var flags byte
+		if last && n == len(m) {
+			flags = 1
+		}
+		if !h.frame(0, flags, stream, m[:n]) {
+			return false
+		}
+		m = m[n:]
+	}
+	return true
 }
 
 // begin announces a message of n bytes.

@@ -64,7 +64,7 @@ what the client or peer in the log line does that others do not.`,
 		{
 			"RdsdMemoryNearLimit", `instance:rdsd_budget_used:ratio{budget="memory"} > 0.9`, "5m", Warning,
 			"rdsd at {{ $labels.instance }} has little memory left",
-			"More than nine tenths of limits.memory_bytes of {{ $labels.instance }} have been in use for five minutes. New work is refused soon, and ports become congested.",
+			"More than nine tenths of limits.memory_bytes of {{ $labels.instance }} have been in use for five minutes. New work is refused soon, and ports become congested. A user who is alone comes to his share before, of datagrams at two thirds of the limit: RdsdLimitRefuses tells of that.",
 			`
 ` + "`rdsd status`" + ` names the kinds (` + "`memory_…`" + `) and the largest holders, as ` + "`rdsd_memory_holder_bytes`" + ` and the Node dashboard do.
 One user: look at what he has open (` + "`rdsd sockets`" + `). Unread datagrams (` + "`memory_received`" + `): find the reader
@@ -114,13 +114,13 @@ An upgrade has stopped half way: ` + "`count by (version, instance) (rdsd_build_
 func datagramAlerts() []Alert {
 	return []Alert{
 		{
-			"RdsdPeerUnreachable", `rdsd_peer_up == 0 and rdsd_peer_queued_bytes > 0`, "2m", Critical,
+			"RdsdPeerUnreachable", `rdsd_peer_up == 0 and rdsd_peer_waiting_datagrams > 0`, "2m", Critical,
 			"{{ $labels.instance }} cannot reach {{ $labels.peer }}",
 			"Datagrams wait on {{ $labels.instance }} ({{ $labels.local }}) for {{ $labels.peer }}, to which no path has been up for two minutes.",
 			`
 ` + "`rdsd peers --paths`" + ` shows the last error of each lane. *Connection refused*: no daemon or kernel listens there, or another
 ` + "`rds.port`" + `. Nothing comes back: a firewall drops port 16385, or the machine is off. The handshake is not answered:
-the peer's ` + "`[[peers]]`" + ` do not allow this address, or its ` + "`rds.ping_enable`" + ` is off. What waits is sent once a lane is up;
+the peer's ` + "`[[peers]]`" + ` do not allow this address. What waits is sent once a lane is up;
 ` + "`rdsd cancel`" + ` gives it up.`,
 		},
 		{
@@ -206,6 +206,24 @@ It is tried again when a session asks for it, and every 30 s until it can be ope
 ` + "`rdsd volume check`" + ` does that.`,
 		},
 		{
+			"RdsdVolumeStalled", `rdsd_mapping_oldest_request_seconds > 30 and rdsd_mapping_open == 1`, "1m", Critical,
+			"volume {{ $labels.mapping }} on {{ $labels.instance }} stands still",
+			"For a minute a request to the volume {{ $labels.volume }} of {{ $labels.node }} has been unanswered for more than 30 seconds, though {{ $labels.instance }} has a path. Programs that use it wait.",
+			`
+` + "`rdsd check`" + ` on the exporting node says whether its store stands still (` + "`rdsd_export_oldest_request_seconds`" + `,
+[RdsdExportStalled](#rdsdexportstalled)). If not, look at ` + "`rdsd volume sessions`" + ` here: requests of other volumes may hold all permits of
+the session, or wait for a fence. With ` + "`on_loss = \"wait\"`" + ` nothing fails, and requests go on when the store does.
+` + "`rdsd_volume_session_request_timeouts_total`" + ` counts how often that was so.`,
+		},
+		{
+			"RdsdExportStalled", `rdsd_export_oldest_request_seconds > 30`, "1m", Critical,
+			"the store of export {{ $labels.export }} on {{ $labels.instance }} stands still",
+			"For a minute a request to the store of {{ $labels.export }} on {{ $labels.instance }} has not completed for more than 30 seconds. Whoever has mapped it waits.",
+			`
+Its disk, or the network that it is behind, does not answer: ` + "`dmesg`, `smartctl`, `iostat -x`" + ` there. Requests go on by
+themselves when it does. A flush of much that was written may take so long on a slow disk: then there are more writes than it takes.`,
+		},
+		{
 			"RdsdVolumePathDown", `rdsd_volume_path_up{role="client"} == 0`, "2m", Warning,
 			"a path of {{ $labels.session }} from {{ $labels.instance }} to {{ $labels.destination }} is down",
 			"{{ $labels.instance }} has not reached {{ $labels.destination }} over this path ({{ $labels.transport }}) for two minutes. The session goes on over others, if it has any.",
@@ -235,8 +253,9 @@ or the other daemon stands still for longer than the heartbeat allows.`,
 			"volume {{ $labels.mapping }} on {{ $labels.instance }} is slow",
 			"One {{ $labels.op }} in a hundred to the mapped volume {{ $labels.mapping }} has taken more than about a second for ten minutes.",
 			`
-Compare with the export's own time (Latency of Exports on the Volumes dashboard): if that is long, the store is slow. Else the path is:
-its round trip, requests that wait for a permit (` + "`rdsd_volume_session_requests_waiting`" + `), the processors of both nodes.`,
+Compare with the export's own time (Latency of Exports on the Volumes dashboard): if that is long, the store is slow, or others of
+that node stand still and have its workers ([RdsdExportStalled](#rdsdexportstalled) there). Else the path is: its round trip,
+requests that wait for a permit (` + "`rdsd_volume_session_requests_waiting`" + `), the processors of both nodes.`,
 		},
 	}
 }

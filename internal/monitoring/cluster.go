@@ -11,7 +11,7 @@ func cluster() Dashboard {
 				stat("Nodes down", "short", "Daemons that do not answer Prometheus.", q(`count(up{$sel} == 0) or vector(0)`, "down")).bad(),
 				stat("Alerts firing", "short", "Alerts of rdsd's rules that fire now.", q(`count(ALERTS{alertname=~"Rdsd.+",alertstate="firing",$sel}) or vector(0)`, "firing")).bad(),
 				stat("Unreachable peers", "short", "Peers for which datagrams wait while no path is up.",
-					q(`count(rdsd_peer_up{$sel} == 0 and rdsd_peer_queued_bytes{$sel} > 0) or vector(0)`, "peers")).bad(),
+					q(`count(rdsd_peer_up{$sel} == 0 and rdsd_peer_waiting_datagrams{$sel} > 0) or vector(0)`, "peers")).bad(),
 				stat("Congested ports", "short", "Ports that their readers do not read fast enough.", q(`sum(rdsd_congested_ports{side="reader",$sel})`, "ports")).bad(),
 				stat("Volumes not open", "short", "Mapped volumes whose requests are not carried out, and exports whose store could not be opened.",
 					q(`count(rdsd_mapping_open{$sel} == 0 or rdsd_export_failed{$sel} == 1) or vector(0)`, "volumes")).bad(),

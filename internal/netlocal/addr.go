@@ -11,15 +11,19 @@ import (
 // kernel's table "local", with all of 127.0.0.0/8). Where the kernel cannot be asked, an
 // address that may be bound counts as one.
 func IsLocal(a netip.Addr) bool {
-	a = a.Unmap()
-	if a.IsLoopback() {
-		return true
-	}
-	local, err := routeIsLocal(a)
+	local, err := AskLocal(a)
 	if err != nil {
-		return mayBind(a)
+		return mayBind(a.Unmap())
 	}
 	return local
+}
+
+// AskLocal is IsLocal as the kernel says it; an error: it could not be asked.
+func AskLocal(a netip.Addr) (bool, error) {
+	if a = a.Unmap(); a.IsLoopback() {
+		return true, nil
+	}
+	return routeIsLocal(a)
 }
 
 // Layout of struct rtmsg and struct rtattr (include/uapi/linux/rtnetlink.h).

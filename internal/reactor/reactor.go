@@ -199,10 +199,12 @@ func (r *Reactor) loop() {
 	for !r.closing.Load() {
 		was := r.now
 		r.now = time.Since(base)
-		if !busy && r.now-was > lostTurn {
-			r.spin.lost()
+		away := r.now - was
+		worked := r.turn(!busy)
+		if !busy && away > lostTurn {
+			r.spin.away(away, time.Since(base)-r.now)
 		}
-		if r.turn(!busy) {
+		if worked {
 			if !busy {
 				r.spin.found()
 				r.rest.longs = 0

@@ -24,7 +24,11 @@ import "time"
 // A yield that does not come back soon has given the processor to a computing thread.
 // Spinning is then the worst choice: a sleeping thread is let in front when work arrives, a
 // yielding one waits for the end of the other's slice. So the next idle moments begin with
-// sleep, more of them each time.
+// sleep, more of them each time. But where three that share a processor are the two ends of a
+// flow and its other daemon, what the others did meanwhile is work for this one. To sleep is
+// what costs them then: each of its wake-ups takes the processor from who fills its ring, and
+// a flow moves in small pieces, at half its rate, while a fourth thread looks on by itself on
+// the other processor. So a yield is lost only if what it brought is soon done.
 type spin struct {
 	max, near time.Duration
 	budget    time.Duration // for the next idle moment
@@ -43,7 +47,8 @@ const (
 	runEvery  = 64 // once out of patience: of so many sleeps
 	runLen    = 8  // so many begin with a spin
 
-	lostTurn   = 100 * time.Microsecond // between two yields: another thread computed
+	lostTurn   = 100 * time.Microsecond // between two yields: another thread had the processor
+	worthTurn  = 16                     // work for so little of that time, and it has computed
 	minPenalty = 2
 	maxPenalty = 1024
 )
@@ -85,7 +90,15 @@ func (s *spin) found() {
 	}
 }
 
-// lost records that a yield took longer than all that spinning can win.
+// away records that a yield took longer than all that spinning can win, and for how long there
+// was work afterwards.
+func (s *spin) away(d, work time.Duration) {
+	if worthTurn*work < d {
+		s.lost()
+	}
+}
+
+// lost records that another thread computed during a yield.
 func (s *spin) lost() {
 	s.finds = 0
 	s.penalty = min(max(2*s.penalty, minPenalty), maxPenalty)

@@ -198,6 +198,22 @@ func TestSpinSteps(t *testing.T) {
 		}
 	}
 
+	// A yield is lost if the work it brought took less than a sixteenth of it.
+	for _, c := range []struct {
+		away, work time.Duration
+		lost       bool
+	}{
+		{3 * time.Millisecond, 0, true},
+		{3 * time.Millisecond, 187 * time.Microsecond, true},
+		{3 * time.Millisecond, 188 * time.Microsecond, false},
+		{3 * time.Millisecond, 5 * time.Millisecond, false},
+	} {
+		s = begin()
+		if s.away(c.away, c.work); (s.shun > 0) != c.lost {
+			t.Errorf("away for %v with work for %v behind it: lost %v, want %v", c.away, c.work, s.shun > 0, c.lost)
+		}
+	}
+
 	// A lost turn makes as many idle moments begin with sleep as the penalty says, which doubles up to its bound.
 	s = begin()
 	for want := minPenalty; want <= 4*maxPenalty; want *= 2 {

@@ -13,6 +13,16 @@ import (
 	"github.com/rdsd/rdsd/internal/guard"
 )
 
+// TestWaitWithoutASet: that the kernel does not let a reactor wait is an error, not events.
+func TestWaitWithoutASet(t *testing.T) {
+	r := &Reactor{epfd: -1}
+	for _, until := range []time.Duration{never, 0} {
+		if n, err := r.waitOnce(until); n != 0 || err != unix.EBADF {
+			t.Errorf("without an epoll set: %d events, %v", n, err)
+		}
+	}
+}
+
 // On a kernel without epoll_pwait2 a reactor waits in milliseconds: never too short, and
 // whoever has something wakes it all the same.
 func TestWaitsInMilliseconds(t *testing.T) {

@@ -74,6 +74,7 @@ func (l *link) Start(h transport.Handler) {
 		return
 	}
 	l.n.links = append(l.n.links, l)
+	l.fr.Place = l.place
 	l.end.Readable = l.n.guard(func() { l.n.turn(l.read) })
 	l.end.Writable = l.n.guard(func() { l.n.turn(l.flush) })
 	l.soon(l.read)
@@ -151,7 +152,27 @@ func (l *link) feed(err error, rest []byte) {
 			return
 		}
 		l.discard, err = true, nil
+		l.fr.Place = nil
 	}
+}
+
+// place is asked for memory for a large payload, of which the rest may come much later. Those with even numbers are
+// read elsewhere, so that offer sees all that the engine makes of these, too.
+func (l *link) place(raw []byte, n int) *buf.Buf {
+	var h wire.Header
+	h.Parse(raw)
+	s := l.n.eng.Socket(h.DPort)
+	if s == nil || h.Seq%2 == 0 {
+		return nil
+	}
+	a, _ := s.Options().Data.(*app)
+	if a == nil || a.m == nil {
+		return nil
+	}
+	a.m.lends = true
+	b := l.h.(transport.Placer).Buffer(raw, n)
+	a.m.lends = false
+	return b
 }
 
 // frame gives one frame to the handler, and keeps it if that has no room.

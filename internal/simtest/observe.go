@@ -1,6 +1,7 @@
 package simtest
 
 import (
+	"bytes"
 	"net/netip"
 
 	"github.com/rdsd/rdsd/conn"
@@ -56,17 +57,25 @@ func (n *node) offer(l *link, f *transport.Frame) error {
 	}
 	n.offering = h.Seq
 	kept := f
-	if b := l.h.(transport.Placer).Buffer(f.Raw, len(f.Payload)); b != nil {
-		b.Release()
-	} else if n.skips(l, &h, f) {
-		kept = &transport.Frame{Raw: f.Raw, Skipped: len(f.Payload)}
+	lent := f.Buf != nil && f.Buf.Owner() != nil // Buffer was asked when its header came
+	if !lent {
+		if b := l.h.(transport.Placer).Buffer(f.Raw, len(f.Payload)); b != nil {
+			b.Release()
+		} else if n.skips(l, &h, f) {
+			kept = &transport.Frame{Raw: f.Raw, Skipped: len(f.Payload)}
+		}
+	}
+	body := f.Payload // as it came, for onlookers
+	if lent && f.Buf.Owner().(*memory).a.dead {
+		body = bytes.Clone(body)
+		clear(f.Payload) // its pages may be another's by now
 	}
 	draining := l.p.State() == conn.Disconnecting && l.p.Conn().Kind() == conn.KindRdsd
 	err := l.h.Frame(kept)
 	rdsd := l.p.Conn().Kind() == conn.KindRdsd
 	kind := h.Kind(rdsd)
 	if err == nil {
-		datagrams(&h, f.Payload, rdsd, func(_, _ int, d []byte) {
+		datagrams(&h, body, rdsd, func(_, _ int, d []byte) {
 			if r := w.m.peek(d); r != nil {
 				r.arrived = true
 			}
@@ -89,18 +98,18 @@ func (n *node) offer(l *link, f *transport.Frame) error {
 				}
 			})
 		}
-		if m := to.m; m != nil && kind == wire.KindData && m.tried != m.asked && (m.tried || rdsd && err == nil && n.cfg.Budget.Limit >= ample) {
+		if m := to.m; m != nil && kind == wire.KindData && !lent && m.tried != m.asked && (m.tried || rdsd && err == nil && n.cfg.Budget.Limit >= ample) {
 			w.fail("D7: %v: memory was asked for %v, a frame was offered %v: %v, %v", to.addr, m.asked, m.tried, &h, err)
 		}
 	}
 	if w.verbose != nil {
-		w.trace("%v: gen %d takes %v%s: placed %v, %v", l.p, l.attempt, &h, w.number(f.Payload), placed, err)
+		w.trace("%v: gen %d takes %v%s: placed %v, %v", l.p, l.attempt, &h, w.number(body), placed, err)
 	}
 	if rdsd && !draining && l.attempt == l.p.Attempt() {
 		n.observeAck(l, &h)
 	}
 	if kind == wire.KindControl && err == nil && l.batch == nil {
-		n.observeRefusals(l, &h, f.Payload)
+		n.observeRefusals(l, &h, body)
 	}
 	if rdsd && err == nil {
 		n.observeIn(l, &h, kind, placed)

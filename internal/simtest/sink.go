@@ -29,6 +29,7 @@ type memory struct {
 	out   int      // datagrams placed and not given back
 	asked bool     // Reserve was asked, of the frame being offered
 	tried bool     // Place was
+	lends bool     // Reserve may
 
 	posts   []*post // by cookie
 	dests   map[netip.AddrPort]*dest
@@ -120,11 +121,18 @@ func (m *memory) Place(from *rds.Peer, in conn.Arrival) (int, bool) {
 	return cost, true
 }
 
-// Reserve has nothing to offer; Engine.Buffer is a hint and may change nothing.
-func (m *memory) Reserve(int) *buf.Buf {
+// Reserve has something to offer where a payload is about to be read (link.place). Engine.Buffer is a
+// hint and may change nothing.
+func (m *memory) Reserve(n int) *buf.Buf {
 	m.asked = true
-	return nil
+	if !m.lends {
+		return nil
+	}
+	return buf.Foreign(make([]byte, n), m, 0)
 }
+
+// Free has nothing to take back.
+func (m *memory) Free(*buf.Buf) {}
 
 func (m *memory) Done(d rds.Decided) {
 	cookie, tag, count, o, why := d.Cookie, d.Tag, d.Count, d.Outcome, d.Why

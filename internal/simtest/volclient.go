@@ -141,9 +141,9 @@ func (c *volClient) mapping(disk string) *mapping {
 	return nil
 }
 
-func (f *volFront) Users() int        { return 1 }
-func (f *volFront) Busy() bool        { return f.running > 0 }
-func (f *volFront) Resized(*blk.Info) {}
+func (f *volFront) Users() int          { return 1 }
+func (f *volFront) Busy() (bool, error) { return f.running > 0, nil }
+func (f *volFront) Resized(*blk.Info)   {}
 
 // Close takes no further request, and waits for those under way.
 func (f *volFront) Close(ctx context.Context, leave bool) error {

@@ -85,7 +85,7 @@ var arrows = []struct {
 	{"api/rdsd/v1/fastwire", nil},
 	{"node/volume", []string{"rtrs", "rnbd", "blk", "blk/nbd", "transport", "wire/rtrs", "wire/rnbd", "rdserr", "internal/eintr", "internal/guard", "internal/reactor", "internal/stats", "internal/quota", "internal/unixsock"}},
 	{"node/config", []string{"node/volume", "rtrs", "rdserr", "shm", "internal/reactor"}},
-	{"node/base", []string{"node/config", "rds", "rdserr", "internal/accept", "internal/counters", "internal/guard", "internal/quota"}},
+	{"node/base", []string{"node/config", "rds", "rdserr", "internal/accept", "internal/counters", "internal/guard", "internal/quota", "internal/toll"}},
 	// The registry of peers names the transports, for datagrams and for volumes; what a peer
 	// of volumes is told that may not connect is a message of theirs.
 	{"node/peers", []string{"node/base", "node/config", "transport", "transport/tcp", "wire/rtrs", "rdserr", "internal/netlocal", "internal/quota", "internal/reactor"}},
@@ -114,6 +114,7 @@ var arrows = []struct {
 	// Test worlds: nothing a program imports.
 	{"internal/simtest", []string{"node/base", "node/config", "node/datagram", "node/volume", "node/peers", "shm", "rds", "conn", "cong", "rnbd", "rtrs", "blk", "transport", "transport/sim", "transport/ib", "transport/ib/soft", "roce", "wire", "wire/rtrs", "wire/rnbd", "rdserr", "internal/buf", "internal/quota", "internal/reactor", "internal/stats"}},
 	{"internal/await", nil},                                // for tests alone
+	{"internal/slowclose", nil},                            // for tests alone
 	{"internal/doctable", nil},                             // for tests alone
 	{"internal/kernelpeer", []string{"transport", "wire"}}, // for tests alone
 	{"internal/walk", nil},                                 // tests alone

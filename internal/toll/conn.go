@@ -33,8 +33,8 @@ type half struct {
 
 // Wrap has the calls on c measured, if it, or what its method NetConn leads to, has a
 // descriptor: sockets have. told, which must not block, is called with the reason when a
-// client is ended.
-func Wrap(c net.Conn, told func(error)) net.Conn {
+// client is ended. u is its user, or nil.
+func Wrap(c net.Conn, u *User, told func(error)) net.Conn {
 	inner := c
 	for {
 		u, ok := inner.(interface{ NetConn() net.Conn })
@@ -51,7 +51,7 @@ func Wrap(c net.Conn, told func(error)) net.Conn {
 	if err != nil {
 		return c
 	}
-	w := &Conn{Conn: c, told: told, raw: raw}
+	w := &Conn{Conn: c, told: told, toll: Toll{User: u}, raw: raw}
 	// Those of syscall, as package net has them: by these the race detector knows that
 	// bytes were received after they were sent.
 	w.in.try = func(fd uintptr) bool { return w.call(&w.in, fd, syscall.Read) }

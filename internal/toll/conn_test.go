@@ -30,7 +30,7 @@ func pair(t *testing.T, told func(error)) (ours net.Conn, client *net.UnixConn) 
 		f.Close()
 		t.Cleanup(func() { c[i].Close() })
 	}
-	return Wrap(c[0], told), c[1].(*net.UnixConn)
+	return Wrap(c[0], nil, told), c[1].(*net.UnixConn)
 }
 
 // TestConn: it is the connection it was: all bytes in order, however many at once, its
@@ -88,12 +88,12 @@ func (w wrapped) NetConn() net.Conn { return w.inner }
 func TestWrap(t *testing.T) {
 	a, b := net.Pipe()
 	defer b.Close()
-	if Wrap(a, nil) != a {
+	if Wrap(a, nil, nil) != a {
 		t.Error("a pipe in memory is measured")
 	}
 	ours, client := pair(t, nil)
 	w := wrapped{a, ours.(*Conn).Conn}
-	m, ok := Wrap(w, nil).(*Conn)
+	m, ok := Wrap(w, nil, nil).(*Conn)
 	if !ok {
 		t.Fatal("a socket within is not measured")
 	}

@@ -11,5 +11,6 @@
 // A Toll is for code that makes the calls itself; Conn is a net.Conn with one.
 //
 // By the clock a call is long also when the thread has lost its processor meanwhile.
-// That only makes a suspect, whose next calls are measured in the thread's own time.
+// That only makes a suspect, whose user's calls are then measured in the thread's own time for a
+// while. What long ones take is added up for the user, and time makes up for it, not short ones.
 package toll

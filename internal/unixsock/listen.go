@@ -27,11 +27,18 @@ var (
 // KeepGroup is for a socket whose file stays with the group that it is made with.
 const KeepGroup = -1
 
-// Listen makes a socket that clients connect to. Its file gets its mode and group between
-// bind and listen, when nobody can connect yet. A file left by a daemon that died is
+// mostPath is how many bytes of a path a socket address holds.
+const mostPath = len(unix.RawSockaddrUnix{}.Path) - 1
+
+// Listen makes a socket that clients connect to. A file left by a daemon that died is
 // replaced; one behind which somebody answers is not (ErrInUse), nor is one of another kind
 // (ErrNoSocket). The directory is made if it is not there. A path that begins with @ has no
 // file.
+//
+// The file is made as path~ and gets its name when it has its mode and group and somebody
+// listens: who connects before finds nothing, and tries again, and not a socket that it may not
+// use. Where an address has no room for the ~ it is made in its place. The kernel goes
+// on showing the name it was made with (ss, getpeername).
 //
 // network is "unix" or "unixpacket". The kernel refuses descriptors that clients send,
 // where it knows how to (RefuseRights).
@@ -55,8 +62,14 @@ func Listen(network, path string, mode fs.FileMode, gid int) (net.Listener, erro
 		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}
 	defer unlock()
-	if err := removeStale(network, path); err != nil {
-		return nil, fmt.Errorf("socket %s: %w", path, err)
+	made := path + "~"
+	if len(made) > mostPath {
+		made = path
+	}
+	for _, name := range []string{path, made} {
+		if err := removeStale(network, name); err != nil {
+			return nil, fmt.Errorf("socket %s: %w", name, err)
+		}
 	}
 	fd, err := unix.Socket(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -64,19 +77,19 @@ func Listen(network, path string, mode fs.FileMode, gid int) (net.Listener, erro
 	}
 	f := os.NewFile(uintptr(fd), path)
 	defer f.Close() // FileListener below has its own descriptor
-	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: path}); err != nil {
+	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: made}); err != nil {
 		return nil, fmt.Errorf("socket %s: bind: %w", path, err)
 	}
 	fail := func(what string, err error) (net.Listener, error) {
-		os.Remove(path)
+		os.Remove(made)
 		return nil, fmt.Errorf("socket %s: %s: %w", path, what, err)
 	}
 	if gid != KeepGroup {
-		if err := os.Chown(path, -1, gid); err != nil {
+		if err := os.Chown(made, -1, gid); err != nil {
 			return fail(fmt.Sprintf("group %d, of which the daemon has to be a member", gid), err)
 		}
 	}
-	if err := os.Chmod(path, mode); err != nil {
+	if err := os.Chmod(made, mode); err != nil {
 		return fail("mode", err)
 	}
 	RefuseRights(fd)
@@ -87,10 +100,13 @@ func Listen(network, path string, mode fs.FileMode, gid int) (net.Listener, erro
 	if err != nil {
 		return fail("listen", err)
 	}
-	st, err := os.Lstat(path)
+	st, err := os.Lstat(made)
+	if err == nil {
+		err = os.Rename(made, path)
+	}
 	if err != nil {
 		l.Close()
-		return nil, fmt.Errorf("socket %s: %w", path, err)
+		return fail("its name", err)
 	}
 	ul := &unixListener{UnixListener: l.(*net.UnixListener), path: path}
 	ul.close = sync.OnceValue(func() error {

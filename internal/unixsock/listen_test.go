@@ -1,6 +1,7 @@
 package unixsock
 
 import (
+	"encoding/binary"
 	"net"
 	"os"
 	"path/filepath"
@@ -8,6 +9,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func socketPath(t *testing.T) string { return filepath.Join(t.TempDir(), "sock") }
@@ -232,5 +235,81 @@ func TestListenUnixKinds(t *testing.T) {
 		if _, err := Listen(network, path, 0o600, KeepGroup); err == nil || !strings.Contains(err.Error(), "another daemon answers") {
 			t.Errorf("%s, a second daemon: %v", network, err)
 		}
+	}
+}
+
+// TestNothingBeforeItIsReady: a socket is at its path only when it has its mode and its group and
+// somebody listens: it is renamed to it and not changed there. Where no address has room for
+// another name it is made in its place.
+func TestNothingBeforeItIsReady(t *testing.T) {
+	dir := filepath.Dir(socketPath(t))
+	longest := strings.Repeat("x", mostPath-len(dir)-1)
+	for name, want := range map[string]uint32{"sock": unix.IN_MOVED_TO, longest[1:]: unix.IN_MOVED_TO, longest: unix.IN_CREATE} {
+		path := filepath.Join(dir, name)
+		in, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(in)
+		if _, err := unix.InotifyAddWatch(in, dir, unix.IN_CREATE|unix.IN_ATTRIB|unix.IN_MOVED_TO); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 { // the second finds what the first has left
+			l, err := Listen("unix", path, 0o666, KeepGroup)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var saw uint32
+			b := make([]byte, 1<<16)
+			n, err := unix.Read(in, b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for b = b[:n]; len(b) > 0; {
+				end := unix.SizeofInotifyEvent + int(binary.NativeEndian.Uint32(b[12:]))
+				if what, _, _ := strings.Cut(string(b[unix.SizeofInotifyEvent:end]), "\x00"); what == name {
+					saw |= binary.NativeEndian.Uint32(b[4:])
+				}
+				b = b[end:]
+			}
+			if want == unix.IN_MOVED_TO && saw != want || saw&want == 0 {
+				t.Errorf("a path of %d bytes: seen at it %#x, want %#x", len(path), saw, want)
+			}
+			c, err := net.Dial("unix", path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.Close()
+			l.(*unixListener).UnixListener.Close() // as one that is killed
+			if left, _ := filepath.Glob(path + "?*"); len(left) > 0 {
+				t.Errorf("%v are left", left)
+			}
+		}
+		os.Remove(path)
+	}
+}
+
+// TestLeftHalfMade: what a daemon that was killed while it made its socket has left is in nobody's way.
+func TestLeftHalfMade(t *testing.T) {
+	path := socketPath(t)
+	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: path + "~", Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead.SetUnlinkOnClose(false)
+	dead.Close()
+	l, err := Listen("unix", path, 0o600, KeepGroup)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	if left, _ := filepath.Glob(path + "*"); len(left) > 0 {
+		t.Errorf("%v are left", left)
+	}
+	if err := os.WriteFile(path+"~", []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Listen("unix", path, 0o600, KeepGroup); err == nil || !strings.Contains(err.Error(), path+"~: there is a file of another kind") {
+		t.Errorf("a file in the place where it is made: %v", err)
 	}
 }

@@ -62,6 +62,22 @@ func TestAttach(t *testing.T) {
 			got, err := nbd.Status(d.index)
 			return err == nil && !got[d.index]
 		})
+
+		// What was set once, as packaging/60-rdsd-nbd.rules does, stays.
+		again, ours, err := nbd.KernelPair()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer again.Close()
+		d.serve(ours)
+		a = d.attach
+		a.Sockets = []int{int(again.Fd())}
+		if _, err := nbd.Connect(d.index, a); err != nil {
+			t.Fatal(err)
+		}
+		if got := d.queue("queue/max_sectors_kb"); got != "1024" {
+			t.Errorf("attached again it makes requests of %s KiB", got)
+		}
 	})
 }
 

@@ -20,7 +20,7 @@ import (
 const (
 	guestEnv    = "RDSD_NBD_GUEST"
 	guestMemory = "768M"
-	allLimit    = 150 * time.Second // for all tests together, with ordinary traffic
+	allLimit    = 240 * time.Second // for all tests together, with ordinary traffic
 	aliveLimit  = 40 * time.Second  // without a word from the guest
 )
 
@@ -114,7 +114,7 @@ func boot(t *testing.T) (*guestRun, error) {
 	if g.vm, err = interop.BootInit(interop.InitOptions{
 		Dir: dir, Memory: guestMemory,
 		Argv: []string{self, "-test.v", "-test.run=" + run, "-test.timeout=" + time.Duration(max(*traffic, 1)*float64(allLimit)).String(),
-			"-seed=" + fmt.Sprint(*seed), "-traffic=" + fmt.Sprint(*traffic),
+			"-seed=" + fmt.Sprint(*seed), "-traffic=" + fmt.Sprint(*traffic), "-every=" + fmt.Sprint(*everyCall),
 			"-rdsd=" + rdsdtest.Binary(t)},
 		Env: []string{guestEnv + "=1"},
 	}); err != nil {

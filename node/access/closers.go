@@ -53,6 +53,17 @@ func (l *Closers) Close(uid uint32, c io.Closer) {
 	l.start(uid, u)
 }
 
+// Do has f called in the same turn: it takes as long as somebody with that uid likes, too.
+func (l *Closers) Do(uid uint32, f func()) { l.Close(uid, call(f)) }
+
+// call is a Closer.
+type call func()
+
+func (f call) Close() error {
+	f()
+	return nil
+}
+
 // tell tells clients of one user that their connections are over, until there are no more. One that is closed
 // meanwhile has told its client.
 func (l *Closers) tell(u *userClosers) {
@@ -110,6 +121,16 @@ func (l *Closers) ended(uid uint32, u *userClosers) {
 		return
 	}
 	l.start(uid, u)
+}
+
+// Behind is how many of a user wait for another of it.
+func (l *Closers) Behind(uid uint32) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if u := l.of[uid]; u != nil {
+		return len(u.waits)
+	}
+	return 0
 }
 
 // Waiting is how many connections wait for others to be closed.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/internal/toll"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
@@ -23,7 +24,8 @@ type Deps struct {
 	Budget   *rds.Budget // datagrams' part of memory
 	Memory   *quota.Node // the one account of all that is held for somebody
 	FDs      Descriptors
-	Instance uint64 // random; changes with every start, never 0
+	Tolls    toll.Users // what clients make the daemon's calls cost
+	Instance uint64     // random; changes with every start, never 0
 	Started  time.Time
 	Stopping chan struct{} // closed when the node begins to end what is left
 

@@ -21,6 +21,9 @@ const (
 	// region, both ends of its doorbell, and one more for the moment in which the reactor
 	// takes the connection over.
 	RingMakingFDs = 5
+	// PairFDs is what a pair has: its two files, open for the daemon itself, and until both clients
+	// have theirs what is lent to them. While it is made it is one more.
+	PairFDs = 5
 	// LinkFDs is what a link costs: its connection is two descriptors while it goes over to
 	// a reactor.
 	LinkFDs  = 2
@@ -28,6 +31,13 @@ const (
 	// BaseFDs are those of the process itself: logs, listeners, the ledger, the state
 	// of volumes, reactors, the runtime.
 	BaseFDs = 64
+)
+
+// Bounds of the pairs of a node, and of those of one user: what clients keep of them when they are over
+// counts as well. Whose are spent sends by the daemon.
+const (
+	MaxPairs       = 1024
+	MaxPairsPerUID = 256
 )
 
 // What is kept for others when somebody takes some: stores that peers open leave room for

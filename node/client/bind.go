@@ -5,7 +5,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"time"
 	"unicode/utf8"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
@@ -120,43 +119,23 @@ func (s *sockStream) bound(sock *rds.Socket, opt rds.SocketOptions) *rdsdv1.Boun
 // bindEngine binds a port; 0 is a free one that this client may have. ready, when
 // not nil, is called with the lock still held, before anything can arrive.
 func (s *sockStream) bindEngine(port uint16, o rds.SocketOptions, ready func(*rds.Socket)) (sock *rds.Socket, got rds.SocketOptions, err error) {
-	e, now := s.eng.Lock()
-	if sock, got, err = s.bindPort(e, now, port, o); err == nil && ready != nil {
-		ready(sock)
-	}
-	s.eng.Unlock() // never deferred: what a panic leaves is nothing to carry out
-	return sock, got, err
-}
-
-func (s *sockStream) bindPort(e *rds.Engine, now time.Duration, port uint16, o rds.SocketOptions) (*rds.Socket, rds.SocketOptions, error) {
-	if port != 0 {
-		sock, err := e.Bind(port, o)
-		if err != nil {
-			return nil, o, err
+	if port == 0 {
+		// The engine knows nothing of grants: a random port may be somebody's.
+		sock, err = datagram.BindFree(s.eng, s.front.deps.Conf().Bindable(s.id), o, ready)
+		if err == nil && sock == nil {
+			err = rdserr.With(rdserr.ErrAddrInUse, "no port that uid %d may bind is free", s.id.UID)
 		}
-		return sock, *sock.Options(), nil
-	}
-	// The engine knows nothing of grants: a random port may be somebody's.
-	for range 64 {
-		sock, err := e.Bind(0, o)
-		if err != nil {
-			return nil, o, err
+	} else {
+		e, _ := s.eng.Lock()
+		if sock, err = e.Bind(port, o); err == nil && ready != nil {
+			ready(sock)
 		}
-		if s.front.deps.Conf().MayBind(s.id, sock.Addr().Port()) == nil {
-			return sock, *sock.Options(), nil
-		}
-		sock.Close(now)
+		s.eng.Unlock() // never deferred: what a panic leaves is nothing to carry out
 	}
-	for p := wire.PortFirst; p <= 65535; p++ {
-		if e.Socket(uint16(p)) == nil && s.front.deps.Conf().MayBind(s.id, uint16(p)) == nil {
-			sock, err := e.Bind(uint16(p), o)
-			if err != nil {
-				return nil, o, err
-			}
-			return sock, *sock.Options(), nil
-		}
+	if err != nil {
+		return nil, o, err
 	}
-	return nil, o, rdserr.With(rdserr.ErrAddrInUse, "no port that uid %d may bind is free", s.id.UID)
+	return sock, *sock.Options(), nil
 }
 
 // engineFor finds the engine of a local address.

@@ -2,11 +2,15 @@ package client
 
 import (
 	"errors"
+	"net/netip"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/client/clienttest"
 	"github.com/rdsd/rdsd/node/config"
+	"github.com/rdsd/rdsd/node/datagram"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -107,5 +111,93 @@ func TestRandomPortAvoidsGrantedRanges(t *testing.T) {
 	}
 	if _, _, err = s.bindEngine(0, rds.SocketOptions{}, nil); !errors.Is(err, rdserr.ErrAddrInUse) {
 		t.Errorf("second bind: %v", err)
+	}
+}
+
+// holds counts how often the lock of an engine is taken.
+type holds struct {
+	*testEngine
+	n int
+}
+
+func (h *holds) Lock() (*rds.Engine, time.Duration) {
+	h.n++
+	return h.testEngine.Lock()
+}
+
+// TestRandomPortHoldsNobodyUp: where no port is a user's, a bind of any costs next to nothing and
+// does not take the lock; where all of them are taken it lets go of it every few.
+func TestRandomPortHoldsNobodyUp(t *testing.T) {
+	cfg := clienttest.Config(t)
+	gid := uint32(50)
+	cfg.Ports = []config.PortGrant{{GID: &gid, Range: config.PortRange{First: 1024, Last: 65535}, Exclusive: true}}
+	c := rds.DefaultConfig()
+	c.MaxSockets = 5000
+	eng := &holds{testEngine: newTestEngine(cfg.RDS.Addresses[0], c)}
+	n := newWorld(t, cfg, func(netip.Addr) datagram.Engine { return eng })
+	s := &sockStream{front: n.clients, eng: eng, id: config.Identity{UID: 54321}}
+	refused := func() {
+		if _, _, err := s.bindEngine(0, rds.SocketOptions{}, nil); !errors.Is(err, rdserr.ErrAddrInUse) {
+			t.Errorf("a bind without a port to have: %v", err)
+		}
+	}
+	if allocs := testing.AllocsPerRun(10, refused); allocs > 30 || eng.n > 0 {
+		t.Errorf("a bind without a port to have allocates %v times and takes the lock %d times", allocs, eng.n)
+	}
+
+	const few = 2000
+	cfg.Ports[0].Range.Last = 65535 - few
+	e, _ := eng.testEngine.Lock()
+	for p := 65535 - few + 1; p <= 65535; p++ {
+		if _, err := e.Bind(uint16(p), rds.SocketOptions{UID: 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eng.testEngine.Unlock()
+	refused()
+	if eng.n < few/256 {
+		t.Errorf("%d ports are looked at with the lock taken %d times", few, eng.n)
+	}
+	// The last that is free is found, also one that was closed just now.
+	_, now := eng.testEngine.Lock()
+	e.Socket(65000).Close(now)
+	eng.testEngine.Unlock()
+	told := 0
+	sock, _, err := s.bindEngine(0, rds.SocketOptions{}, func(*rds.Socket) { told++ })
+	if err != nil || sock.Addr().Port() != 65000 || told != 1 {
+		t.Errorf("bound %v, %v, and told %d times", sock, err, told)
+	}
+}
+
+// TestRandomPortIsRandom: who may have some ports gets any of them, not those below 1024 that he may name,
+// not those that are held for others, and last those that were closed lately.
+func TestRandomPortIsRandom(t *testing.T) {
+	cfg := clienttest.Config(t)
+	uid, gid := uint32(1), uint32(50)
+	cfg.Ports = []config.PortGrant{{GID: &gid, Range: config.PortRange{First: 2, Last: 65535}, Exclusive: true},
+		{UID: &uid, Range: config.PortRange{First: 100, Last: 110}}, {UID: &uid, Range: config.PortRange{First: 5000, Last: 5019}}, {UID: &uid, Range: config.PortRange{First: 7000, Last: 7019}}}
+	eng := newTestEngine(cfg.RDS.Addresses[0], rds.DefaultConfig())
+	e, now := eng.Lock()
+	e.Hold(now, map[uint16]uint32{5003: 2}, time.Hour)
+	eng.Unlock()
+	n := newWorld(t, cfg, func(netip.Addr) datagram.Engine { return eng })
+	s := &sockStream{front: n.clients, eng: eng, id: config.Identity{UID: uid}}
+	var got, again []uint16
+	for range 39 {
+		sock, _, err := s.bindEngine(0, rds.SocketOptions{UID: uid}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, sock.Addr().Port())
+		if _, now := eng.Lock(); len(got) < 30 {
+			sock.Close(now)
+		}
+		eng.Unlock()
+	}
+	if again = slices.Compact(slices.Sorted(slices.Values(got))); len(again) != 39 || again[0] < 1024 || slices.Contains(again, 5003) {
+		t.Errorf("ports are %v", again)
+	}
+	if slices.IsSorted(got[:20]) {
+		t.Errorf("they come in order: %v", got)
 	}
 }

@@ -40,7 +40,7 @@ func (datagramCodec) Marshal(v any) (mem.BufferSlice, error) {
 func (datagramCodec) Unmarshal(data mem.BufferSlice, v any) error {
 	in, ok := v.(*inMsg)
 	if !ok {
-		if err := plain(data.Len()); err != nil {
+		if err := plain(data.Len(), mostOf(v)); err != nil {
 			return err
 		}
 		return protoCodec.Unmarshal(data, v)

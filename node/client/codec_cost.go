@@ -4,7 +4,9 @@ import (
 	"math/bits"
 
 	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
 
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/api/rdsd/v1/fastwire"
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/rdserr"
@@ -19,6 +21,9 @@ const (
 	// maxPlainBytes bounds messages that bring no datagrams: what a socket asks for beside
 	// sending, and the requests of all other calls.
 	maxPlainBytes = 64 << 10
+	// maxForeignBytes bounds the requests of services that gRPC brings along, health and reflection: a name
+	// or two. They have no lists, but stand as long as their client likes.
+	maxForeignBytes = 1 << 10
 	// freeBytes is what a message may have without its lists being looked at.
 	freeBytes = 4 << 10
 	// maxListed bounds the entries of a list that is read at all. With more than a batch may
@@ -33,11 +38,31 @@ const (
 )
 
 // plain says why a message with n bytes beside datagrams is not read, nil if it may be.
-func plain(n int) error {
-	if n > maxPlainBytes {
-		return rdserr.With(rdserr.ErrTooLarge, "a message of %d bytes, datagrams of a bound socket aside; it has at most %d", n, maxPlainBytes)
+func plain(n, most int) error {
+	if n > most {
+		return rdserr.With(rdserr.ErrTooLarge, "a message of %d bytes, datagrams of a bound socket aside; it has at most %d", n, most)
 	}
 	return nil
+}
+
+// mostOf bounds the bytes of m, which brings no datagrams.
+func mostOf(m any) int {
+	if p, ok := m.(proto.Message); ok && p.ProtoReflect().Descriptor().ParentFile().Package() == rdsdv1.File_rdsd_v1_rdsd_proto.Package() {
+		return maxPlainBytes
+	}
+	return maxForeignBytes
+}
+
+// messageHead is what gRPC puts before a message.
+const messageHead = 5
+
+// RequestBytes is what the first message of a call may become when it is read, of which n bytes have come: a list
+// of empty Endpoints, two bytes each. One that is too long is not read.
+func RequestBytes(n int64) int64 {
+	if n -= messageHead; n <= 0 || n > maxPlainBytes {
+		return 0
+	}
+	return n * endBytes / 2
 }
 
 // batchSize is what a ClientMessage has of lists, which it keeps if it is a batch, and of bytes
@@ -139,11 +164,11 @@ func (in *inMsg) admit(p []byte) (read bool, err error) {
 		return false, nil
 	}
 	if in.account == nil { // without a socket nothing is sent, and nobody pays
-		return false, plain(len(p))
+		return false, plain(len(p), maxPlainBytes)
 	}
 	b, err := measure(p)
 	if err == nil {
-		err = plain(b.beside)
+		err = plain(b.beside, maxPlainBytes)
 	}
 	if err != nil {
 		return false, err

@@ -3,11 +3,15 @@ package client
 import (
 	"errors"
 	"net/netip"
+	"runtime"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
@@ -84,6 +88,59 @@ func TestRequestsAreShort(t *testing.T) {
 		if c.ok && !proto.Equal(in.msg, m) {
 			t.Errorf("a question of %d bytes is not there when it is read", c.bytes)
 		}
+	}
+}
+
+// TestForeignRequestsAreShort: a name to look for health or reflection is short: it stands as long as its call.
+func TestForeignRequestsAreShort(t *testing.T) {
+	for _, c := range []struct {
+		name int
+		ok   bool
+	}{{100, true}, {maxForeignBytes - 3, true}, {maxForeignBytes, false}} {
+		r := &healthpb.HealthCheckRequest{Service: strings.Repeat("n", c.name)}
+		got := &healthpb.HealthCheckRequest{}
+		err := datagramCodec{}.Unmarshal(encoded(t, r), got)
+		if c.ok && (err != nil || !proto.Equal(r, got)) || !c.ok && (!errors.Is(err, rdserr.ErrTooLarge) || got.GetService() != "") {
+			t.Errorf("a name of %d bytes: %v, and %d are read", c.name, err, len(got.GetService()))
+		}
+	}
+}
+
+// TestRequestBytes: no request becomes more than is thought.
+func TestRequestBytes(t *testing.T) {
+	for name, c := range map[string]struct {
+		field protowire.Number
+		into  proto.Message
+	}{
+		"endpoints": {3, &rdsdv1.TraceRequest{}},
+		"paths":     {4, &rdsdv1.VolumeMapRequest{}},
+		"words":     {9, &rdsdv1.VolumeExportRequest{}},
+		"unknown":   {99, &rdsdv1.PingRequest{}},
+	} {
+		var raw []byte
+		for entry := protowire.AppendBytes(protowire.AppendTag(nil, c.field, protowire.BytesType), nil); len(raw)+len(entry) <= maxPlainBytes; {
+			raw = append(raw, entry...)
+		}
+		heap := func() int64 {
+			var m runtime.MemStats
+			runtime.GC()
+			runtime.ReadMemStats(&m)
+			return int64(m.HeapAlloc)
+		}
+		before := heap()
+		if err := (datagramCodec{}).Unmarshal(mem.BufferSlice{mem.SliceBuffer(raw)}, c.into); err != nil {
+			t.Fatal(err)
+		}
+		took, most := heap()-before, RequestBytes(int64(len(raw)+messageHead))
+		t.Logf("%s: %d bytes become %d, at most %d", name, len(raw), took, most)
+		if took > most {
+			t.Errorf("%s: %d bytes become %d, at most %d may be", name, len(raw), took, most)
+		}
+		runtime.KeepAlive(c.into)
+		runtime.KeepAlive(raw)
+	}
+	if RequestBytes(0) != 0 || RequestBytes(messageHead) != 0 || RequestBytes(messageHead+maxPlainBytes+1) != 0 {
+		t.Error("what is not read becomes something")
 	}
 }
 

@@ -113,3 +113,21 @@ func TestBans(t *testing.T) {
 		t.Errorf("%d users are banned", len(f.bans))
 	}
 }
+
+// TestClientsOfAUser: what clients of one user cost is added up, whichever way the daemon calls them.
+func TestClientsOfAUser(t *testing.T) {
+	n, cfg := startClients(t)
+	const uid = 12345
+	r := clienttest.AttachOver(t, clienttest.ConnectAs(t, n.clients.Accept, config.Identity{UID: uid}), clienttest.BindTo(cfg.RDS.Addresses[0], 0))
+	defer r.Close()
+	await.Until(t, 5*time.Second, "it is served", func() bool { return len(n.clients.ringSocks()) == 1 })
+	s := n.clients.ringSocks()[0]
+	done := make(chan struct{})
+	s.react.Do(func() {
+		defer close(done)
+		if u := n.deps.Tolls.Of(uid); s.alarm.Toll.User != u || s.ctl.ctl.Toll.User != u {
+			t.Error("what it costs is not added to its user's")
+		}
+	})
+	<-done
+}

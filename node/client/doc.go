@@ -10,7 +10,8 @@
 // Deps, and knows nothing of gRPC's server, nor of the node that puts it together.
 //
 // Locks, outermost first: sockStream.wmu (who writes to a client), the lock of an
-// address (package datagram), sockStream.mu. Nothing blocks and no system call is
+// address (package datagram), sockStream.mu. packetStream.mu, held while a message is
+// written, comes right behind wmu. Nothing blocks and no system call is
 // made with the lock of an address held.
 //
 // Goroutines: for each stream its reader and its pusher; for each connection to the

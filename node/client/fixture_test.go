@@ -115,3 +115,22 @@ func (w *world) start(t *testing.T) (stop func()) {
 	t.Cleanup(stop)
 	return stop
 }
+
+// attachRings makes n sockets with rings at the first address, whose clients say that they understand pairs. They are
+// closed when the test ends.
+func (w *world) attachRings(t *testing.T, cfg *config.Config, n int) (*datagram.Local, []*ringSock) {
+	t.Helper()
+	addr := cfg.RDS.Addresses[0]
+	local := w.hosts.Engine(addr).(*datagram.Local)
+	var socks []*ringSock
+	for range n {
+		r := clienttest.AttachRing(t, cfg, clienttest.BindTo(addr, 0))
+		t.Cleanup(r.Close)
+		local.Lock()
+		s := local.Socket(uint16(r.Bound.GetLocal().GetPort())).Options().Data.(*ringSock)
+		s.pairs.wanted = true
+		local.Unlock()
+		socks = append(socks, s)
+	}
+	return local, socks
+}

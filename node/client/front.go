@@ -45,6 +45,7 @@ type Front struct {
 	wg       sync.WaitGroup         // goroutines, and sockets with rings
 
 	closers *access.Closers // of connections that are refused
+	seals   *access.Closers // of memory that clients can write to
 
 	pages regionPages
 	pairs pairTable
@@ -61,6 +62,7 @@ func New(d Deps) *Front {
 		sends:   access.NewTurns(1, 0),
 		lacks:   access.NewTurns(1, 0),
 		closers: access.NewClosers(d.Guard, maxClosing),
+		seals:   access.NewClosers(d.Guard, maxClosing),
 		conns:   map[*shm.Conn]struct{}{},
 		rings:   map[*ringSock]struct{}{},
 	}

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/mem"
@@ -104,8 +105,9 @@ func RefusePacket(c net.Conn, err error) {
 	}
 }
 
-// maxClosing bounds the threads that refused connections can hold; they count
-// for nobody. Linux refuses the descriptors that it takes for that (6.16).
+// maxClosing bounds the threads that refused connections can hold, which count
+// for nobody, and those that seals can. Linux refuses the descriptors that it takes
+// for the former (6.16).
 const maxClosing = 256
 
 // handle serves one connection to its end, or until a reactor has taken it over.
@@ -122,6 +124,7 @@ func (f *Front) handle(c *shm.Conn, id config.Identity, account *quota.Account) 
 	f.mu.Unlock()
 	p := &packetStream{ctx: ctx, conn: c, account: account}
 	c.Charge(shm.MaxRequest, piecesTime, p.charge)
+	c.Toll.User = f.deps.Tolls.Of(id.UID)
 	c.Costly = func(why error) { f.deps.Count.CostlyClient(f.deps.Log, id, why) }
 	var taken bool
 	var err error
@@ -271,9 +274,12 @@ type packetStream struct {
 	conn    *shm.Conn
 	account *quota.Account // of the client's user
 	bound   bool           // something was received
-	said    bool           // Closing has been sent; guarded by the socket's wmu
-	greeted bool           // so is the first message
 	parting sync.WaitGroup // what else of its is being closed, where that may take long
+
+	mu      sync.Mutex  // held for a whole message by whoever writes it: nothing may come between its pieces
+	greeted bool        // the first message has been sent; guarded by mu
+	over    bool        // nothing is sent any more: Closing has been, or a message in part; guarded by mu
+	leaving atomic.Bool // sayClosing has the next word
 }
 
 var _ Stream = (*packetStream)(nil)
@@ -292,12 +298,25 @@ func (p *packetStream) SendMsg(m any) error { return p.send(m) }
 
 // send writes one message, with descriptors.
 func (p *packetStream) send(m any, fds ...int) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.leaving.Load() {
+		return errGone
+	}
+	return p.sendLocked(m, fds...)
+}
+
+// sendLocked is send for who holds mu.
+func (p *packetStream) sendLocked(m any, fds ...int) error {
+	if p.over {
+		return errGone
+	}
 	data, err := datagramCodec{}.Marshal(m)
 	if err != nil {
 		return err
 	}
 	defer data.Free()
-	p.said = p.said || isClosing(m)
+	p.over = isClosing(m)
 	b := data.MaterializeToBuffer(msgpool.Pool)
 	defer b.Free()
 	// Until the client has shown that it reads, nobody but this goroutine would end a
@@ -306,6 +325,7 @@ func (p *packetStream) send(m any, fds ...int) error {
 		p.conn.SetWriteDeadline(time.Now().Add(greetPatience))
 	}
 	if err := p.conn.WriteMessage(b.ReadOnlyData(), fds...); err != nil {
+		p.over = true
 		return errGone
 	}
 	if !p.greeted {
@@ -350,14 +370,16 @@ func unmarshalCopy(b []byte, m any) error {
 	return nil
 }
 
-// sayClosing tells why the connection ends, unless that was told.
+// sayClosing tells why the connection ends, unless that was told. Somebody may be in the middle of a message: the
+// client has as long to take the rest of that as it has to take this, and nobody begins another.
 func (p *packetStream) sayClosing(err error) {
-	if p.said {
-		return
-	}
+	p.leaving.Store(true)
+	p.conn.SetWriteDeadline(time.Now().Add(goodbye))
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	p.conn.SetWriteDeadline(time.Now().Add(goodbye))
 	p.greeted = true
-	_ = p.SendMsg(closingPB(err)) // it is the last word either way
+	_ = p.sendLocked(closingPB(err)) // it is the last word either way
 }
 
 // Context is the connection's.

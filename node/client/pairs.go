@@ -1,7 +1,9 @@
 package client
 
 import (
+	"cmp"
 	"net/netip"
+	"slices"
 	"time"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
@@ -28,8 +30,6 @@ const (
 	offerAgain = time.Second
 	// maxPairs bounds the pairs of one socket, in each direction.
 	maxPairs = 8
-	// pairFDs is how many descriptors a pair has until both clients have theirs.
-	pairFDs = 4
 	// pairOverhead is what a pair takes beside its data: the page of its words, and here.
 	pairOverhead = 8 << 10
 )
@@ -88,6 +88,9 @@ type pair struct {
 	host    *datagram.Local
 	bytes   int
 	account *quota.Account // of the user of both
+	uid     uint32
+	rest    uint8 // buried: looks at the table between two questions; guarded by pairTable.mu
+	skip    uint8 // buried: and how many are left; guarded by pairTable.mu
 
 	ends   [2]*ringSock
 	told   [2]bool // the offer, with descriptors: before that the client cannot have mapped it
@@ -151,25 +154,26 @@ func (s *socketPairs) mark(sport uint16, placed uint64) {
 	}
 }
 
-// eachPaired bounds what is told of one pair.
-const eachPaired = 1024
-
-// each is rds.Sink.Each for what lies in pairs, as far as figures tell.
-func (s *socketPairs) each(f func(src netip.AddrPort, bytes int) bool) bool {
+// each calls f for what lies in each pair that the socket reads. The order is the same each time: who
+// lists by pages counts what it has had.
+func (s *socketPairs) each(f func(src netip.AddrPort, u rds.PairedUnread)) {
+	var l [maxPairs]*pair
+	n := 0
 	for _, p := range s.in {
-		u := p.unread()
-		for range min(u.Datagrams, eachPaired) {
-			if !f(p.ends[sends].sock.Addr(), u.Bytes/u.Datagrams) {
-				return false
-			}
+		l[n] = p
+		n++
+	}
+	slices.SortFunc(l[:n], func(a, b *pair) int { return cmp.Compare(a.id, b.id) })
+	for _, p := range l[:n] {
+		if u := p.unread(); u.Datagrams > 0 {
+			f(p.ends[sends].sock.Addr(), u)
 		}
 	}
-	return true
 }
 
-// unread is what its clients say lies in the pair.
+// unread is what its clients say lies in the pair: nothing when nobody reads it any more.
 func (p *pair) unread() (u rds.PairedUnread) {
-	if p.sealed && p.state < pairGone {
+	if p.sealed && p.state < pairGone && !p.gone[reads] {
 		f := p.mem.Figures()
 		fill, _ := p.mem.Fill()
 		// At most shm.MaxTrain datagrams in each record, of 8 bytes at least.
@@ -196,7 +200,7 @@ func (r *ringSock) offerPair(now time.Duration, port uint16) {
 		return
 	}
 	f := r.front
-	p := &pair{front: f, host: r.host, ends: [2]*ringSock{r, to}, bytes: bytes, busy: true, since: now}
+	p := &pair{front: f, host: r.host, ends: [2]*ringSock{r, to}, bytes: bytes, uid: r.s.id.UID, busy: true, since: now}
 	p.account = f.deps.User(r.s.id)
 	if p.account.Take(quota.Regions, p.charge()) != nil {
 		p.account.Close()
@@ -239,6 +243,8 @@ func (r *ringSock) pairReader(port uint16) *ringSock {
 	case r.pairs.out[port] != nil || len(r.pairs.out) >= maxPairs || len(to.pairs.in) >= maxPairs:
 	case to.pairs.in[r.sock.Addr().Port()] != nil: // of a socket before r, which the reader still has
 	case r.host.Traced() || r.front.sockets.draining() != nil:
+	case r.front.seals.Behind(r.s.id.UID) >= maxPairs: // those before it do not get sealed
+	case !r.front.pairs.mayAdd(r.s.id.UID):
 	default:
 		return to
 	}
@@ -249,7 +255,7 @@ func (p *pair) charge() int64 { return int64(p.bytes) + pairOverhead }
 
 // make is a goroutine's.
 func (p *pair) make() {
-	err := p.front.deps.FDs.Room(pairFDs, base.KeepOfClients)
+	err := p.front.deps.FDs.Room(base.PairFDs+1, base.KeepOfClients)
 	if err == nil {
 		err = p.front.step("pair")
 	}
@@ -375,7 +381,7 @@ func (p *pair) answered(now time.Duration, end int, s rdsdv1.PairState) error {
 		if p.mapped[end] = true; p.mapped[sends] && p.mapped[reads] {
 			p.enter(now, pairSealing)
 			p.busy = true
-			p.ends[end].aside(p.seal, nil)
+			p.front.seals.Do(p.ends[end].s.id.UID, p.seal)
 		}
 	case s == rdsdv1.PairState_PAIR_STATE_OPEN && p.state == pairOpening && end == reads:
 		p.enter(now, pairOpen)
@@ -387,13 +393,17 @@ func (p *pair) answered(now time.Duration, end int, s rdsdv1.PairState) error {
 	return nil
 }
 
-// seal is a goroutine's.
+// seal is a goroutine's, which nobody waits for (rings_seal.go).
 func (p *pair) seal() {
-	err := p.mem.Seal()
+	err := p.front.step("seal a pair")
+	if err == nil {
+		err = p.mem.Seal()
+	}
 	p.mem.Lent()
 	if err != nil {
 		p.front.deps.Log.Debug("a pair is not sealed", "error", err)
 	}
+	var over bool
 	p.lockAnd(func(now time.Duration) {
 		p.busy = false
 		if p.sealed = err == nil; p.sealed && p.state == pairSealing {
@@ -407,8 +417,11 @@ func (p *pair) seal() {
 			p.mem.Shut()
 		}
 		p.close(now)
-		p.end()
+		over = p.over()
 	})
+	if over { // not aside: the daemon may be ending, and wait for what is there already
+		p.front.pairs.bury(p)
+	}
 }
 
 // close has nothing more get in, and both ends let go. The lock is held.
@@ -430,7 +443,13 @@ func (p *pair) close(now time.Duration) {
 
 // letGo notes that an end has let go of the pair. The lock is held.
 func (p *pair) letGo(now time.Duration, end int) {
-	p.gone[end] = true
+	if end == reads {
+		if p.sealed {
+			p.mem.Shut() // before it is looked how much there is
+		}
+		p.ends[reads].sock.PairedDropped(uint64(p.unread().Datagrams)) // it went with the reader
+	}
+	p.gone[end] = true // before hear, which says what is unread in the others
 	p.hear()
 	p.close(now)
 	if end == reads && p.aside > 0 {
@@ -446,10 +465,6 @@ func (p *pair) letGo(now time.Duration, end int) {
 func (r *ringSock) leavePairs(now time.Duration) {
 	for _, p := range r.pairs.all {
 		if p.ends[reads] == r {
-			if p.sealed {
-				p.mem.Shut() // before it is looked how much there is
-			}
-			r.sock.PairedDropped(uint64(p.unread().Datagrams))
 			p.letGo(now, reads)
 		} else {
 			p.letGo(now, sends)
@@ -457,10 +472,17 @@ func (r *ringSock) leavePairs(now time.Duration) {
 	}
 }
 
-// end forgets a pair that nobody has any more. The lock is held.
+// end buries a pair that nobody has any more. The lock is held.
 func (p *pair) end() {
+	if p.over() {
+		p.ends[sends].aside(func() { p.front.pairs.bury(p) }, nil)
+	}
+}
+
+// over forgets a pair that nobody has any more, and reports whether it did, once. The lock is held.
+func (p *pair) over() bool {
 	if p.state != pairClosing || p.busy || !p.gone[sends] || !p.gone[reads] {
-		return
+		return false
 	}
 	p.state = pairGone
 	from, to := p.ends[sends], p.ends[reads]
@@ -481,7 +503,7 @@ func (p *pair) end() {
 			delete(to.pairs.in, port)
 		}
 	}
-	from.aside(func() { p.front.pairs.bury(p) }, nil)
+	return true
 }
 
 // ringReaders wakes the readers of this socket's pairs for which it has news. On the

@@ -88,7 +88,7 @@ func TestPairRefused(t *testing.T) {
 	var fds []int
 	// Some more than there is room for: what ends in the process meanwhile gives some back.
 	for more := 64; more > 0; {
-		if n.deps.FDs.Room(pairFDs, base.KeepOfClients) != nil {
+		if n.deps.FDs.Room(base.PairFDs+1, base.KeepOfClients) != nil {
 			more--
 		}
 		fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)

@@ -6,6 +6,7 @@ import (
 
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/shm"
 )
@@ -19,6 +20,9 @@ const (
 	quietLooks     = 10
 	// pairPatience is how long clients may take to open what they were offered.
 	pairPatience = 10 * time.Second
+	// maxRest bounds for how many looks a buried pair is not asked about. It doubles each time, as most are
+	// free at once, and clients may keep many for ever.
+	maxRest = 31
 )
 
 // pairTable has all pairs of a node. Its lock is taken with that of an address held, never
@@ -28,6 +32,7 @@ type pairTable struct {
 	ids     uint64
 	all     map[*pair]struct{} // guarded by mu; open, or about to be
 	buried  map[*pair]struct{} // guarded by mu; unmapped here, while clients may have them
+	users   map[uint32]int     // guarded by mu; how many of both a user has
 	ticking bool               // guarded by mu; a timer runs
 	stopped bool               // guarded by mu
 }
@@ -37,12 +42,20 @@ func (t *pairTable) add(f *Front, p *pair) (id uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.all == nil {
-		t.all, t.buried = map[*pair]struct{}{}, map[*pair]struct{}{}
+		t.all, t.buried, t.users = map[*pair]struct{}{}, map[*pair]struct{}{}, map[uint32]int{}
 	}
+	t.users[p.uid]++
 	t.ids++
 	t.all[p] = struct{}{}
 	t.tickSoon(f)
 	return t.ids
+}
+
+// mayAdd reports whether there may be one more of a user.
+func (t *pairTable) mayAdd(uid uint32) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.all)+len(t.buried) < base.MaxPairs && t.users[uid] < base.MaxPairsPerUID
 }
 
 // tickSoon has the timer run while there is something to look at. mu is held.
@@ -58,15 +71,7 @@ func (t *pairTable) tickSoon(f *Front) {
 }
 
 func (t *pairTable) tick(f *Front) {
-	var all, buried []*pair
-	t.mu.Lock()
-	for p := range t.all {
-		all = append(all, p)
-	}
-	for p := range t.buried {
-		buried = append(buried, p)
-	}
-	t.mu.Unlock()
+	all, buried := t.due()
 	for _, p := range all {
 		p.lockAnd(p.look)
 	}
@@ -79,6 +84,25 @@ func (t *pairTable) tick(f *Front) {
 	t.ticking = false
 	t.tickSoon(f)
 	t.mu.Unlock()
+}
+
+// due is the pairs to look at, and those to ask about whether they are free.
+func (t *pairTable) due() (all, buried []*pair) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for p := range t.all {
+		all = append(all, p)
+	}
+	for p := range t.buried {
+		if p.skip > 0 {
+			p.skip--
+			continue
+		}
+		p.rest = min(2*p.rest+1, maxRest)
+		p.skip = p.rest
+		buried = append(buried, p)
+	}
+	return all, buried
 }
 
 // look does what has to be done of a pair now and then. The lock is held.
@@ -174,7 +198,11 @@ func (t *pairTable) bury(p *pair) {
 func (t *pairTable) forget(p *pair) {
 	t.mu.Lock()
 	_, ok := t.buried[p]
-	delete(t.buried, p)
+	if delete(t.buried, p); ok {
+		if t.users[p.uid]--; t.users[p.uid] == 0 {
+			delete(t.users, p.uid)
+		}
+	}
 	t.mu.Unlock()
 	if ok {
 		p.mem.Disown()

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"errors"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -46,8 +47,9 @@ type ringSock struct {
 	left    bool            // post was shown and not taken; the reactor's thread alone
 	rung    bool            // the client's rings stand in the queue of alarm; the reactor's thread alone
 	took    int             // descriptors taken the last time that there were any; the reactor's thread alone
-	point   uint64          // descriptors posted before the Cancel or Flush under way; the reactor's thread alone
+	point   uint64          // descriptors posted before the Cancel or Flush read last; the reactor's thread alone
 	marks   []cancelMark    // the reactor's thread alone
+	flushes []flushMark     // that are kept, in the order of their points; guarded by host's lock
 
 	giving sync.Mutex // held by whoever gives pages back, and by who ends the region; before the lock of the address
 
@@ -214,6 +216,9 @@ func (r *ringSock) takePosts(now time.Duration, l rds.Limits) (n int, err error)
 			return n, nil
 		}
 		n++
+		if len(r.flushes) > 0 {
+			r.passFlushes()
+		}
 		if r.share.Posts--; r.share.Posts <= 0 || r.share.Bytes <= 0 {
 			return n, nil
 		}
@@ -248,7 +253,7 @@ func (r *ringSock) take(now time.Duration, l rds.Limits) bool {
 	}
 	if int(p.Flow) >= len(r.flows) || r.flows[p.Flow].gen != p.Gen {
 		if err := r.describe(p); err != nil {
-			if err == rdserr.ErrWouldBlock && l == rds.Within {
+			if err == rdserr.ErrWouldBlock {
 				return false
 			}
 			r.lack(p)
@@ -272,7 +277,11 @@ func (r *ringSock) take(now time.Duration, l rds.Limits) bool {
 	case r.marks != nil && r.cancelled(p, f.dst):
 		return true
 	}
-	switch err := r.sock.Admit(f.dest, p.Train, l); err {
+	err := r.sock.Admit(f.dest, p.Train, l)
+	if l == rds.Past && errors.Is(err, rdserr.ErrNoMemory) {
+		err = r.sock.Admit(f.dest, p.Train, rds.Within) // which says whether there may be some later
+	}
+	switch err {
 	case nil:
 	case rdserr.ErrWouldBlock:
 		return false
@@ -357,6 +366,7 @@ var (
 	_ datagram.Waker     = (*ringSock)(nil)
 	_ datagram.Publisher = (*ringSock)(nil)
 	_ rds.Witness        = (*ringSock)(nil)
+	_ rds.Paired         = (*ringSock)(nil)
 	_ rds.Lacker         = (*ringSock)(nil)
 	_ rds.Reserver       = (*ringSock)(nil)
 	_ reactor.Poller     = (*ringSock)(nil)
@@ -519,11 +529,10 @@ func (r *ringSock) jams(i, gen uint32) uint64 {
 }
 
 // Each implements rds.Sink.
-func (r *ringSock) Each(f func(src netip.AddrPort, bytes int) bool) {
-	if r.pairs.each(f) {
-		r.End.EachUnread(f)
-	}
-}
+func (r *ringSock) Each(f func(src netip.AddrPort, bytes int) bool) { r.End.EachUnread(f) }
+
+// EachPaired implements rds.Paired.
+func (r *ringSock) EachPaired(f func(src netip.AddrPort, u rds.PairedUnread)) { r.pairs.each(f) }
 
 // Drained implements rds.Sink: the closed socket's last datagram is decided. It
 // comes also for a socket that was bound on the way to another port, and never

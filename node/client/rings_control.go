@@ -26,7 +26,7 @@ import (
 // already.
 //
 // Back-pressure: while answers wait for a client that does not read them, and while
-// a Cancel or a Flush waits for what was posted before it, nothing more is
+// a Cancel waits for what was posted before it, nothing more is
 // read. What the client sends then stays in its own socket buffer.
 type ringControl struct {
 	packetStream // its context
@@ -186,9 +186,11 @@ func (r *ringSock) control(in *inMsg) error {
 		// now, and about nothing that comes later.
 		r.point = r.End.Posted()
 		if there, _ := r.reach(); !there {
-			r.ctl.held = true
 			r.react.Hot(r)
-			return nil
+			// A Flush is kept (keepFlush): what is read behind it may be the Cancel that makes room.
+			if r.ctl.held = in.msg.HasCancel(); r.ctl.held {
+				return nil
+			}
 		}
 	}
 	return r.carryOut(in)
@@ -217,8 +219,10 @@ func (r *ringSock) carryOut(in *inMsg) error {
 	if in.msg.WhichBody() == rdsdv1.ClientMessage_Cancel_case {
 		dst, err := Endpoint("cancel.destination", in.msg.GetCancel().GetDestination())
 		if err == nil { // else whoever carries it out says so
-			if err := r.mark(dst, r.point); err != nil {
-				return err
+			err = r.mark(dst, r.point)
+			if err != nil { // nothing is cancelled then
+				r.s.reply(cancelRefused(in.msg.GetCancel().GetId(), err))
+				return r.s.answer()
 			}
 		}
 	}
@@ -231,8 +235,8 @@ func (r *ringSock) carryOut(in *inMsg) error {
 // reach takes what was posted before point, whether the engine has room for it
 // or not: the layout bounds how much that can be. A turn takes what the user's share of
 // it has room for. Not there: come again, in the next turn if there is more to take at
-// once. It is there also when the rest cannot be taken at all, because the client
-// passes the bounds of the layout or the ledger's file system is full.
+// once. It is there also when the rest cannot be taken now, because the client
+// passes the bounds of the layout, the ledger's file system is full or there is no memory.
 func (r *ringSock) reach() (there, more bool) {
 	if int64(r.point-r.End.Taking()) <= 0 {
 		return true, false
@@ -292,6 +296,10 @@ func (r *ringSock) mark(dst netip.AddrPort, point uint64) error {
 	default:
 		r.marks = slices.Insert(r.marks, i, cancelMark{dst, point})
 	}
+	if r.left { // it may be of what stands first, which needs no room then
+		r.blocked.Store(false)
+		r.react.Hot(r)
+	}
 	return nil
 }
 
@@ -320,6 +328,44 @@ func (r *ringSock) cancelled(p *shm.Post, dst netip.AddrPort) bool {
 func (r *ringSock) marked(dst netip.AddrPort) bool {
 	i, found := r.findMark(dst)
 	return found && int64(r.marks[i].before-r.End.Taking()) > 0
+}
+
+// flushMark is a Flush whose point is not reached: the engine hears of it then.
+type flushMark struct {
+	id     uint64 // the engine's
+	before uint64
+}
+
+// keepFlush keeps flush id until the point read last is reached; false: it is. On the reactor's thread,
+// with the lock.
+func (r *ringSock) keepFlush(id uint64) bool {
+	if int64(r.point-r.End.Taking()) <= 0 {
+		return false
+	}
+	r.flushes = append(r.flushes, flushMark{id, r.point})
+	return true
+}
+
+// passFlushes tells the engine of flushes whose points are reached. It comes before anything behind them is taken,
+// which they would wait for as well. The lock is held.
+func (r *ringSock) passFlushes() {
+	n := 0
+	for ; n < len(r.flushes) && int64(r.flushes[n].before-r.End.Taking()) <= 0; n++ {
+		r.sock.Flush(r.flushes[n].id)
+	}
+	r.flushes = slices.Delete(r.flushes, 0, n)
+}
+
+// forgetFlush forgets flush id, whose time is over, and tells how many descriptors before its point are not
+// taken; false: it is not kept. The lock is held.
+func (r *ringSock) forgetFlush(id uint64) (left int, ok bool) {
+	i := slices.IndexFunc(r.flushes, func(f flushMark) bool { return f.id == id })
+	if i < 0 {
+		return 0, false
+	}
+	left = int(r.flushes[i].before - r.End.Taking())
+	r.flushes = slices.Delete(r.flushes, i, i+1)
+	return left, true
 }
 
 // wake writes the answers that others left.

@@ -15,6 +15,7 @@ import (
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/internal/await"
+	"github.com/rdsd/rdsd/internal/slowclose"
 	"github.com/rdsd/rdsd/node/client/clienttest"
 	"github.com/rdsd/rdsd/node/config"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
@@ -314,7 +315,7 @@ func TestRightsEndOne(t *testing.T) {
 		c := clienttest.ConnectAs(t, n.clients.Accept, config.Identity{UID: 777})
 		c.SetDeadline(time.Now().Add(10 * time.Second))
 		bind(c)
-		fd, far := clienttest.Lingering(t)
+		fd, far := slowclose.Socket(t)
 		raw, err := c.SyscallConn()
 		if err != nil {
 			t.Fatal(err)
@@ -464,8 +465,8 @@ func asleep(t *testing.T, n *world, what string) {
 	})
 }
 
-// TestHeldUntilItIsFound: a Flush waits while it is being found out whether the client has touched a body that it
-// posted before, and speaks of that.
+// TestHeldUntilItIsFound: a Cancel waits while it is being found out whether the client has touched a body that it
+// posted before, and is about that.
 func TestHeldUntilItIsFound(t *testing.T) {
 	n, cfg := startClients(t)
 	look := make(chan struct{})
@@ -485,11 +486,11 @@ func TestHeldUntilItIsFound(t *testing.T) {
 	c.Region.PutFlow(0, &shm.FlowEntry{Dst: clienttest.Nobody, Gen: 1})
 	c.Region.PutSend(0, shm.MakeWord(shm.KindEach, 1, 1), &shm.SendDesc{Gen: 1, Slot: slot})
 	c.Region.SendTail().Store(1)
-	c.Ask(t, clienttest.FlushOf(1, time.Millisecond))
-	asleep(t, n, "The flush is held, and the reactor asleep.")
+	c.Ask(t, clienttest.CancelOf(1, clienttest.Nobody))
+	asleep(t, n, "The message is held, and the reactor asleep.")
 	c.Region.SendArena()[slot] = 1 // as if it had been elsewhere
 	found()
-	if f := c.Answer(t).GetFlushResult(); syscall.Errno(f.GetErrno()) != syscall.ETIMEDOUT || f.GetInFlight() != 1 {
-		t.Errorf("it is answered by %v", f)
+	if res := c.Answer(t).GetCancelResult(); res.GetErrno() != 0 || res.GetCancelled() != 1 {
+		t.Errorf("it is answered by %v", res)
 	}
 }

@@ -32,6 +32,7 @@ func openRing(f *Front, p *packetStream, id config.Identity, m *rdsdv1.Bind) (ta
 		return false, err
 	}
 	r := &ringSock{front: f, s: newSockStream(f, p, id), bell: -1, buried: make(chan struct{})}
+	r.s.rings = r
 	if err := r.open(f, m, p); err != nil {
 		f.deps.Count.BindsRefused.Add(1)
 		f.deps.Log.Log(p.ctx, refusalLevel(err), "bind refused", "uid", r.s.id.UID, "pid", r.s.id.PID, "error", err)
@@ -49,6 +50,7 @@ func openRing(f *Front, p *packetStream, id config.Identity, m *rdsdv1.Bind) (ta
 		return false, err
 	}
 	ctl.Charge(shm.MaxRequest, r.ctl.charge)
+	ctl.Toll.User = f.deps.Tolls.Of(id.UID)
 	r.ctl.start(r, ctl)
 	r.react.DoFor(r, r.begin)
 	return true, nil
@@ -104,6 +106,7 @@ func (r *ringSock) open(f *Front, m *rdsdv1.Bind, p *packetStream) (err error) {
 	if err = r.handOver(p, theirs); err != nil {
 		return err
 	}
+	r.alarm.Toll.User = f.deps.Tolls.Of(s.id.UID)
 	r.alarm.Costly = func(err error) { r.react.DoFor(r, func() { r.end(err) }) }
 	opt.Data, opt.Sink = r, r
 	r.pairs.wanted = m.GetRing().GetPairs() && f.deps.Config.RDS.Pairs == config.PairsAuto
@@ -131,7 +134,7 @@ func (r *ringSock) grant() *rdsdv1.RingGrant {
 
 // handOver gives the client its region and its ends of the doorbells, waits until
 // it says that it has mapped the region, and seals that. Up to here the client can
-// make whoever touches the region wait (shm.Region.Seal), so nobody has; and the
+// make whoever touches the region wait (shm.Seal), so nobody has; and the
 // socket does not exist yet, so nothing can come for it.
 func (r *ringSock) handOver(p *packetStream, theirs int) error {
 	if err := r.front.step("hand over"); err != nil {
@@ -158,14 +161,7 @@ func (r *ringSock) handOver(p *packetStream, theirs int) error {
 		return rdserr.With(rdserr.ErrInvalid, "the answer to a region must be RingMapped")
 	}
 	p.conn.SetReadDeadline(time.Time{})
-	if err := r.front.step("seal"); err != nil {
-		return err
-	}
-	if err := r.reg.Seal(); err != nil {
-		return rdserr.With(rdserr.ErrInvalid, "%v", err)
-	}
-	r.reg.Sealed()
-	return nil
+	return r.seal(p)
 }
 
 // lay makes what rings need besides a socket: doorbells, the region and its
@@ -436,6 +432,7 @@ func (r *ringSock) dispose(p *packetStream) {
 	p.parting.Add(1)
 	defer r.closeAlarm(p.parting.Done)
 	if r.End != nil {
+		r.reg.Hold() // until Drop: its client has mapped what was placed meanwhile
 		var bury func()
 		r.react.DoFor(nil, func() { // where it may have been told to end: something came for it
 			bury = r.leave()
@@ -443,9 +440,7 @@ func (r *ringSock) dispose(p *packetStream) {
 		})
 		r.react.Sync()
 		bury()
-		if r.alarm.Hears() {
-			r.reg.Drop()
-		}
+		r.reg.Drop()
 		r.host.Lock()
 		r.End.PaidOff()
 		r.host.Unlock()

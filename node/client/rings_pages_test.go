@@ -20,6 +20,7 @@ import (
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/internal/await"
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/internal/slowclose"
 	"github.com/rdsd/rdsd/node/client/clienttest"
 	"github.com/rdsd/rdsd/node/config"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
@@ -223,7 +224,7 @@ func TestSlowDoorbell(t *testing.T) {
 	n, cfg := startClients(t)
 	addr := cfg.RDS.Addresses[0]
 	send := func(alarm *shm.Alarm, bell int) (far net.Conn) {
-		fd, far := clienttest.Lingering(t)
+		fd, far := slowclose.Socket(t)
 		const soPassRights = 83 // as before Linux 6.16, which may not know it
 		_ = unix.SetsockoptInt(alarm.FD(), unix.SOL_SOCKET, soPassRights, 1)
 		if err := unix.Sendmsg(bell, []byte{1}, unix.UnixRights(fd), nil, 0); err != nil {

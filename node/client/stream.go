@@ -40,6 +40,7 @@ type sockStream struct {
 	// answerer, when not nil, has answers written; the engine's news then goes
 	// another way, through rings.
 	answerer func()
+	rings    *ringSock // nil: its datagrams come as messages
 
 	vain bool // owned by the reader; the last batch that lacked memory has waited for it in vain
 

@@ -78,12 +78,23 @@ func (s *sockStream) cancel(c *rdsdv1.Cancel) {
 		r.SetInFlight(uint64(begun))
 	}
 	if err != nil {
-		r.SetErrno(int32(rdserr.Errno(err)))
-		r.SetMessage(err.Error())
+		s.reply(cancelRefused(c.GetId(), err))
+		return
 	}
 	m := &rdsdv1.ServerMessage{}
 	m.SetCancelResult(r)
 	s.reply(m)
+}
+
+// cancelRefused answers a Cancel by which nothing is cancelled.
+func cancelRefused(id uint64, err error) *rdsdv1.ServerMessage {
+	r := &rdsdv1.CancelResult{}
+	r.SetId(id)
+	r.SetErrno(int32(rdserr.Errno(err)))
+	r.SetMessage(err.Error())
+	m := &rdsdv1.ServerMessage{}
+	m.SetCancelResult(r)
+	return m
 }
 
 func (s *sockStream) flush(f *rdsdv1.Flush) {
@@ -103,12 +114,14 @@ func (s *sockStream) flush(f *rdsdv1.Flush) {
 	s.flushes[n] = call
 	s.mu.Unlock()
 	s.eng.Lock()
-	s.sock.Flush(n)
+	if s.rings == nil || !s.rings.keepFlush(n) {
+		s.sock.Flush(n)
+	}
 	s.eng.Unlock()
 	if f.GetTimeoutNs() == 0 {
 		return
 	}
-	// Its time begins when the engine has it: the engine would keep one that was given up before.
+	// Its time begins when the engine has it, or the rings: they would keep one that was given up before.
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.flushes[n] == call {
@@ -136,9 +149,17 @@ func (s *sockStream) flushed(done []uint64) (replies []any) {
 // flushTimeout answers flush n unless it is answered already.
 func (s *sockStream) flushTimeout(n uint64) {
 	s.eng.Lock()
-	s.sock.Unflush(n)
+	waited := s.sock.Unflush(n)
 	undecided := s.sock.Info().Undecided
+	if !waited && s.rings != nil {
+		var more int
+		more, waited = s.rings.forgetFlush(n)
+		undecided += more
+	}
 	s.eng.Unlock()
+	if !waited { // everything is decided: its answer is among the news
+		return
+	}
 	s.mu.Lock()
 	call := s.flushes[n]
 	if call != nil {

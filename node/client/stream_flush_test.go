@@ -46,3 +46,20 @@ func TestFlushGivenUpBeforeItBegins(t *testing.T) {
 		t.Errorf("%d were cancelled, and the engine answers %v, which was given up", n, left)
 	}
 }
+
+// TestFlushAnsweredAtTheLastMoment: a flush with nothing to wait for succeeds, however short its time is.
+func TestFlushAnsweredAtTheLastMoment(t *testing.T) {
+	s, _, _ := keptSocketOf(t, newTestEngine(keptAddr, rds.DefaultConfig()), func(*rdsdv1.Bind) {})
+	s.flush(clienttest.FlushOf(7, time.Hour).GetFlush())
+	s.flushTimeout(s.flushN) // before its answer is taken
+	s.mu.Lock()
+	late := len(s.out)
+	s.mu.Unlock()
+	news := s.takeNews()
+	if late > 0 || len(news) != 1 {
+		t.Fatalf("%d answers at the end of its time, %d after it; want one, after it", late, len(news))
+	}
+	if r := news[0].(*rdsdv1.ServerMessage).GetFlushResult(); r.GetId() != 7 || r.GetErrno() != 0 {
+		t.Errorf("the answer is %v", r)
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/node/access"
 	"github.com/rdsd/rdsd/rds"
@@ -102,7 +103,8 @@ func (o *offering) locked(work int) {
 	s, b := o.s, o.b
 	_, now := s.eng.Lock()
 	if o.stretch++; o.stretch == 1 && b.timeout > 0 {
-		o.deadline = now + b.timeout
+		// A client may say as long as there are numbers for.
+		o.deadline = now + min(b.timeout, conn.Never-now)
 	}
 	if o.waiting != nil { // some of it may be decided by now
 		o.call = *o.waiting

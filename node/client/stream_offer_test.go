@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"math"
 	"net/netip"
 	"runtime"
 	"slices"
@@ -286,6 +287,21 @@ func TestRunsThatDoNotGo(t *testing.T) {
 	}
 }
 
+// TestRunCosts: a run costs what is looked at for it, wherever in its batch it begins.
+func TestRunCosts(t *testing.T) {
+	s, _, eng := offerTo(t, func(*rdsdv1.Bind) {})
+	b := crossing(3*(maxRun+1), true, peerEndpoint(1))
+	o := offering{s: s, b: b, call: sendCall{left: len(b.lengths)}}
+	_, now := eng.Lock()
+	defer eng.Unlock()
+	for i := range 3 {
+		if k, cost := o.offerRun(now, 1<<20); k != maxRun || cost != 1+maxRun/runsAsOne {
+			t.Errorf("run %d: %d datagrams go, for %d", i, k, cost)
+		}
+		o.i++ // one that is offered by itself, as behind each run
+	}
+}
+
 // TestAcceptedKeepsItself: what is accepted of a batch keeps its own bytes, which are charged, and nothing for those
 // behind it that are refused.
 func TestAcceptedKeepsItself(t *testing.T) {
@@ -343,5 +359,24 @@ func TestWaitingThatEndsIsRejected(t *testing.T) {
 		if got != waiting || accepted+got != 1+waiting {
 			t.Errorf("timeout %v: %d are counted as rejected, and %d are accepted of %d", timeout, got, accepted, 1+waiting)
 		}
+	}
+}
+
+// TestLongestTimeout: a time to wait that ends when no clock tells the time any more is not over at once.
+func TestLongestTimeout(t *testing.T) {
+	s, k, eng := offerTo(t, func(b *rdsdv1.Bind) { b.SetSendBufferBytes(8 << 10) })
+	dests := []rawEndpoint{peerEndpoint(1)}
+	s.send(&inBatch{id: 1, lengths: []uint32{8 << 10}, dests: dests, payload: make([]byte, 8<<10)})
+	for i, timeout := range []time.Duration{math.MaxInt64, math.MaxInt64 - 20*time.Millisecond} {
+		s.send(&inBatch{id: uint64(2 + i), firstTag: 100, wait: true, timeout: timeout, dests: dests, lengths: []uint32{1000}, payload: make([]byte, 1000)})
+	}
+	e, now := eng.Lock()
+	e.Tick(now)
+	eng.Unlock()
+	if err := s.write(true); err != nil {
+		t.Fatal(err)
+	}
+	if len(k.results) != 1 || s.windowN != 2 {
+		t.Errorf("%d of 2 batches wait, and %d are answered", s.windowN, len(k.results)-1)
 	}
 }

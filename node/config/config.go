@@ -67,7 +67,7 @@ type RDS struct {
 	HeartbeatInterval Duration     `toml:"heartbeat_interval" usage:"silence after which another rdsd is sent a heartbeat" want:"a duration such as \"5s\", 100ms to 10m, shorter than rds.heartbeat_timeout"`
 	HeartbeatTimeout  Duration     `toml:"heartbeat_timeout" usage:"silence after which a link to another rdsd is given up" want:"a duration such as \"20s\", longer than rds.heartbeat_interval"`
 	RestartHold       Duration     `toml:"restart_hold" usage:"how long, after a start, ports that were bound before are held for the users who had them; 0s: not at all" want:"a duration such as \"3s\", 0s to 1m"`
-	PingEnable        bool         `toml:"ping_enable" usage:"answer pings (off also ends the handshake with kernels)" want:"true or false"`
+	PingEnable        bool         `toml:"ping_enable" usage:"answer pings and handshakes of kernels; those of other rdsd are answered always" want:"true or false"`
 	Pairs             string       `toml:"pairs" env:"RDSD_PAIRS" flag:"pairs" usage:"memory by which two sockets of one user and address exchange a busy flow without the daemon on the way: auto or off" want:"\"auto\" or \"off\""`
 	LowPortsBelow     uint16       `toml:"low_ports_below" reload:"yes" usage:"RDS ports below this one need a [[ports]] grant or root; 0: none do" want:"a port, 0 to 65535"`
 }
@@ -89,7 +89,7 @@ type Reactor struct {
 type API struct {
 	Socket        string   `toml:"socket" env:"RDSD_SOCKET" flag:"socket" usage:"Unix socket for clients" want:"an absolute path of at most 101 bytes, such as \"/run/rdsd/rdsd.sock\", or \"@name\" for an abstract socket"`
 	SocketMode    FileMode `toml:"socket_mode" usage:"mode of the Unix socket" want:"octal permissions such as \"0660\""`
-	SocketGroup   string   `toml:"socket_group" flag:"socket-group" usage:"group of the Unix socket; empty: the daemon's own" want:"the name or number of a group of this machine"`
+	SocketGroup   string   `toml:"socket_group" flag:"socket-group" usage:"group of the Unix socket, a name in /etc/group or a number; empty: the daemon's own" want:"the number of a group, or its name in /etc/group"`
 	RemoteListen  string   `toml:"remote_listen" flag:"remote" usage:"TCP address for remote gRPC clients; empty: none" want:"\"address:port\" such as \"10.0.0.1:16387\", or \"\" for none"`
 	Insecure      bool     `toml:"insecure" flag:"insecure" usage:"allow the remote listener although it has neither encryption nor identity" want:"true or false"`
 	Ledger        string   `toml:"ledger" usage:"file, best on a tmpfs, for what must outlive the daemon; empty: the socket's path with .ledger added; none: no such file" want:"an absolute path such as \"/run/rdsd/rdsd.sock.ledger\", \"none\" or \"\""`

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"math/rand"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -97,8 +98,9 @@ func TestWrongFiles(t *testing.T) {
 		{"congestion", "version = 1\n[rds]\ntcp_congestion = \"no such\"\n", ":3", "rds.tcp_congestion", "is no name of a congestion control"},
 		{"remote without insecure", "version = 1\n[api]\nremote_listen = \"10.0.0.1:1\"\n", ":3", "api.remote_listen", "insecure = true"},
 		{"relative socket", "version = 1\n[api]\nsocket = \"x.sock\"\n", ":3", "api.socket", "absolute"},
+		{"abstract socket without a name", "version = 1\n[api]\nsocket = \"@\"\n", ":3", "api.socket", "absolute"},
 		{"mode", "version = 1\n[api]\nsocket_mode = \"rw\"\n", ":3", "api.socket_mode", "0660"},
-		{"group", "version = 1\n[api]\nsocket_group = \"no such group\"\n", ":3", "api.socket_group", "group of this machine"},
+		{"group", "version = 1\n[api]\nsocket_group = \"no such group\"\n", ":3", "api.socket_group", "`getent group` tells the number"},
 		{"level", "version = 1\n[log]\nlevel = \"loud\"\n", ":3", "log.level", "debug"},
 		{"range order", "version = 1\n[[ports]]\nuid = 1\nrange = \"9-5\"\n", ":4", "ports.range", "5000-5999"},
 		{"range reserved", "version = 1\n[[ports]]\nuid = 1\nrange = \"1-5\"\n", ":4", "ports[0].range", "2 to 65535"},
@@ -286,6 +288,54 @@ func TestMayBind(t *testing.T) {
 		}
 		if err != nil && !errors.Is(err, rdserr.ErrPerm) {
 			t.Errorf("%v is not EACCES", err)
+		}
+	}
+}
+
+// TestBindable: it is what MayBind says of each port, in order, whatever grants lie over each other.
+func TestBindable(t *testing.T) {
+	rng := rand.New(rand.NewSource(1))
+	uid, gid := uint32(1000), uint32(50)
+	for range 300 {
+		c := Default()
+		c.RDS.LowPortsBelow = []uint16{0, 2, 3, 1024, 65535}[rng.Intn(5)]
+		edges := []int{1, 2, 3, 1023, 1024, 65534, 65535}
+		for range rng.Intn(6) {
+			a, b := 2+rng.Intn(65534), 2+rng.Intn(65534)
+			if rng.Intn(2) == 0 { // close to each other, and to the ends
+				a, b = 2+rng.Intn(8), 2+rng.Intn(8)
+			}
+			if rng.Intn(4) == 0 {
+				b = 65535
+			}
+			g := PortGrant{Range: PortRange{uint16(min(a, b)), uint16(max(a, b))}, Exclusive: rng.Intn(3) > 0}
+			if rng.Intn(2) == 0 {
+				g.UID = &uid
+			} else {
+				g.GID = &gid
+			}
+			c.Ports = append(c.Ports, g)
+			edges = append(edges, a-1, a, a+1, b-1, b, b+1)
+		}
+		for range 50 {
+			edges = append(edges, 2+rng.Intn(65534))
+		}
+		for _, id := range []Identity{{UID: 0}, {UID: 0, Remote: true}, {UID: 1000}, {UID: 9, GID: 50}, {UID: 9}, {UID: 1000, GID: 50, Remote: true}} {
+			list := c.Bindable(id)
+			for i, r := range list {
+				if r.First < 2 || r.First > r.Last || i > 0 && int(r.First) <= int(list[i-1].Last)+1 {
+					t.Fatalf("%v of %v", r, list)
+				}
+			}
+			for _, p := range edges {
+				if p < 2 || p > 65535 {
+					continue
+				}
+				in := slices.ContainsFunc(list, func(r PortRange) bool { return r.Contains(uint16(p)) })
+				if may := c.MayBind(id, uint16(p)) == nil; in != may {
+					t.Fatalf("%+v, port %d: %v, and of %v it is said %v; grants %+v, low %d", id, p, may, list, in, c.Ports, c.RDS.LowPortsBelow)
+				}
+			}
 		}
 	}
 }

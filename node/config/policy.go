@@ -19,7 +19,7 @@ type Identity struct {
 const NobodyID = 65534
 
 // MayBind tells whether a client may bind an RDS port; nil is yes. Root may
-// bind any. Port 0 (any free port) is asked again with each candidate.
+// bind any. Of port 0 (any free port) it says yes; which that may be Bindable says.
 //
 //   - A grant that covers the port and names the client's uid or gid allows it.
 //   - Otherwise a port of an exclusive range is refused,
@@ -35,7 +35,7 @@ func (c *Config) MayBind(id Identity, port uint16) error {
 		if !g.Range.Contains(port) {
 			continue
 		}
-		if !id.Remote && (g.UID != nil && *g.UID == id.UID || g.GID != nil && *g.GID == id.GID) {
+		if g.names(id) {
 			return nil
 		}
 		exclusive = exclusive || g.Exclusive
@@ -47,6 +47,11 @@ func (c *Config) MayBind(id Identity, port uint16) error {
 		return rdserr.With(rdserr.ErrPerm, "port %d is below %d (rds.low_ports_below); uid %d needs a [[ports]] grant for it, or take a higher port", port, c.RDS.LowPortsBelow, id.UID)
 	}
 	return nil
+}
+
+// names tells whether the grant is that client's.
+func (g *PortGrant) names(id Identity) bool {
+	return !id.Remote && (g.UID != nil && *g.UID == id.UID || g.GID != nil && *g.GID == id.GID)
 }
 
 // IsAdmin tells whether a client may change things through the Admin service.

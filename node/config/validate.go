@@ -176,14 +176,14 @@ func isHostPort(s string) bool {
 	return err == nil
 }
 
-// LookupGroup finds a group by name or number.
+// LookupGroup finds a group by name or number. A program without libc knows the names in /etc/group alone.
 func LookupGroup(name string) (gid int, err error) {
 	if n, err := strconv.ParseUint(name, 10, 31); err == nil {
 		return int(n), nil
 	}
 	g, err := user.LookupGroup(name)
 	if err != nil {
-		return 0, fmt.Errorf("no group %q on this machine", name)
+		return 0, fmt.Errorf("no group %q in /etc/group (of one that is elsewhere, as in LDAP, `getent group` tells the number)", name)
 	}
 	return strconv.Atoi(g.Gid)
 }

@@ -16,8 +16,12 @@ type addrNews interface {
 	Close() error
 }
 
-// rewatch is how long the kernel has rest that would not tell.
-const rewatch = time.Second
+// rewatch is how long the kernel has rest that would not tell, at first. Where each watch fails soon
+// the rest grows to mostRewatch times that: each end of a watch makes unknown what is unacknowledged.
+const (
+	rewatch     = time.Second
+	mostRewatch = 64
+)
 
 // watchAddrs ends the life of an address that leaves this machine while the daemon
 // runs. Another node may use it from then on, number from 1 and go again; when it
@@ -36,23 +40,28 @@ func (a *Host) watchAddrs() {
 
 // followAddrs takes what w tells, or another watch once it fails; err says that w could not be
 // opened. What happens while there is none nobody tells later: any address may have left.
-func (a *Host) followAddrs(w addrNews, err error, open func() (addrNews, error), pause time.Duration) {
+func (a *Host) followAddrs(w addrNews, err error, open func() (addrNews, error), least time.Duration) {
+	pause := least
 	for {
 		if err == nil {
-			err = a.follow(w)
+			began := time.Now()
+			if err = a.follow(w); time.Since(began) > mostRewatch*least {
+				pause = least
+			}
 		}
 		if a.ctx.Err() != nil {
 			return
 		}
-		a.deps.Log.Warn("the loss of an address is not noticed for the moment: it is tried again each second", "error", err)
-		for err != nil {
+		a.deps.Log.Warn("the loss of an address is not noticed for the moment", "error", err, "again", pause)
+		for rest := pause; err != nil; rest = least {
 			select {
-			case <-time.After(pause):
+			case <-time.After(rest):
 			case <-a.ctx.Done():
 				return
 			}
 			w, err = open()
 		}
+		pause = min(2*pause, mostRewatch*least)
 		a.lostAddresses(nil, true)
 	}
 }

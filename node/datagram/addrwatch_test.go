@@ -71,3 +71,32 @@ func TestWatchFails(t *testing.T) {
 		}
 	})
 }
+
+// TestWatchThatFailsAtOnce: where each watch fails as soon as it is there, what is unacknowledged is made unknown
+// ever more rarely.
+func TestWatchThatFailsAtOnce(t *testing.T) {
+	s := newSeam(t, nil)
+	opened := []time.Time{time.Now()}
+	open := func() (addrNews, error) {
+		if opened = append(opened, time.Now()); len(opened) > 6 {
+			s.a.cancel()
+			return nil, syscall.EMFILE
+		}
+		return &failedNews{}, nil
+	}
+	const least = 2 * time.Millisecond
+	s.a.followAddrs(&failedNews{}, nil, open, least)
+	for i := range 6 {
+		if rest := opened[i+1].Sub(opened[i]); rest < least<<i {
+			t.Errorf("watch %d is opened after %v, not %v", i+1, rest, least<<i)
+		}
+	}
+}
+
+// failedNews is a watch that fails at once.
+type failedNews struct{}
+
+func (*failedNews) Next() (gone []netip.Addr, all bool, err error) {
+	return nil, false, syscall.ENOBUFS
+}
+func (*failedNews) Close() error { return nil }

@@ -28,7 +28,7 @@ const (
 type Figures struct {
 	Lanes     map[string]int // by state
 	Peers     []PeerFigures
-	Congested map[string]int // ports, by side
+	Congested map[string]int // ports, by side; of a peer of several addresses here once
 	Ports     []PortFigures  // those congested for longest, of each side; of peers' those first that hold up sockets here
 	Sockets   []SocketFigures
 	Bound     int // sockets, of which Sockets are those that hold most
@@ -47,7 +47,7 @@ type PeerFigures struct {
 type PortFigures struct {
 	Side     string
 	Endpoint netip.AddrPort
-	Age      time.Duration // for so long it has been congested
+	Age      time.Duration // for so long it has been congested, of a peer's port that concerns no socket here at least
 	Blocked  uint64        // sends of this node refused or made to wait meanwhile
 	Waiting  int           // sockets of this node that wait for it
 
@@ -82,6 +82,13 @@ func (a *Host) Figures(f *Figures) {
 		h.portFigures(f, &here, &there)
 		h.socketFigures(f, &sockets)
 	}
+	most := map[netip.Addr]int{} // congested ports of peers, each of which tells all our addresses of the same
+	for i := range f.Peers {
+		if p := &f.Peers[i]; p.CongestedPorts > most[p.Remote] {
+			f.Congested[SideSender] += p.CongestedPorts - most[p.Remote]
+			most[p.Remote] = p.CongestedPorts
+		}
+	}
 	f.Ports, f.Sockets = append(here.l, there.l...), sockets.l
 	for i := range here.l {
 		if h := a.byAddr[f.Ports[i].Endpoint.Addr()]; h != nil {
@@ -100,7 +107,6 @@ func (h *Local) peerFigures(f *Figures) {
 				p.LanesUp++
 			}
 		})
-		f.Congested[SideSender] += p.CongestedPorts
 		f.Peers = append(f.Peers, p)
 	})
 }

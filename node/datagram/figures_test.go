@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/rdsd/rdsd/rds"
+	"github.com/rdsd/rdsd/wire"
 )
 
 // TestFigures: the figures say which port is congested, who should read it, who fills it
@@ -114,6 +115,34 @@ func TestFiguresOfALongQueue(t *testing.T) {
 		if k.Source != from[i].Addr() || k.N < want-10 || k.N > want+10 || k.Bytes < 64*(want-10) || k.Bytes > 64*(want+10) {
 			t.Errorf("sender %d of %d datagrams: %+v, want about %d", i, n, k, want)
 		}
+	}
+}
+
+// TestFiguresOfTwoAddresses: the congested ports of a peer that is linked with two addresses are counted once.
+func TestFiguresOfTwoAddresses(t *testing.T) {
+	s := newSeam(t, nil)
+	s.a.list = append(s.a.list, newLocal(s.a, netip.MustParseAddr("203.0.113.4"), 1))
+	for i, h := range s.a.list {
+		e, now := h.Lock()
+		pe, err := e.Peer(seamHigher)
+		if err == nil {
+			for port := range uint16(3 + i) { // the second has heard of one more
+				pe.CongestionDelta(now, wire.PortState{Port: 4000 + port, Congested: true})
+			}
+			pe, err = e.Peer(seamLower)
+		}
+		if err == nil {
+			pe.CongestionDelta(now, wire.PortState{Port: 4000, Congested: true})
+		}
+		h.Unlock()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	var f Figures
+	s.a.Figures(&f)
+	if n := f.Congested[SideSender]; n != 5 || len(f.Peers) != 4 {
+		t.Errorf("%d ports of two peers are congested, want 5; %+v", n, f.Peers)
 	}
 }
 

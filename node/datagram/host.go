@@ -21,6 +21,7 @@ import (
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/node/base"
+	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/node/peers"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
@@ -235,7 +236,7 @@ func (a *Host) Read(s *Snapshot) {
 			q, k := pe.Conn().Queued(), pe.Counters()
 			c.Add(&k)
 			s.Peers = append(s.Peers, PeerSnapshot{Local: h.addr, Remote: pe.Addr(), Up: pe.Conn().Up(),
-				Counters: k, QueuedBytes: uint64(q.QueuedBytes + q.UnackedBytes)})
+				Counters: k, QueuedBytes: uint64(q.QueuedBytes + q.UnackedBytes), Waiting: uint64(pe.Owed())})
 		})
 		s.Counters.Add(&c)
 	}
@@ -244,33 +245,28 @@ func (a *Host) Read(s *Snapshot) {
 	b := a.engineConfig.Budget
 	peers.Used = uint64(len(s.Peers))
 	s.Budgets = append(s.Budgets,
-		base.Budget{Name: "memory", Used: uint64(max(b.Used(), 0)), Limit: uint64(b.Limit), Refused: b.Refused.Load()}, peers)
+		base.Budget{Name: "memory", Used: uint64(max(b.Used(), 0)), Limit: uint64(b.Limit), Refused: b.Refused()}, peers)
 	s.Budgets = append(s.Budgets, a.peers.Budgets()...)
 }
 
 // --- administration -------------------------------------------------------------------
 
 // Pinger is the user in whose name a node is pinged: the peer that it names is one of the
-// user's, and the port is one that the user may have, if one of those is found soon.
+// user's, and the port is one of those that the user may have, as long as one is free.
 type Pinger struct {
-	UID     uint32
-	MayBind func(port uint16) bool
+	UID uint32
+	May []config.PortRange // in order
 }
 
-// pingPorts is how many random ports are looked at for one that the user of a ping may have.
-const pingPorts = 64
-
-// bindPing binds the socket of a ping. The lock of h is held.
-func (h *Local) bindPing(now time.Duration, by Pinger, woken wakeup) (s *rds.Socket, err error) {
-	for range pingPorts {
-		if s != nil {
-			s.Close(now)
-		}
-		s, err = h.e.Bind(0, rds.SocketOptions{RcvBufBytes: 4096, SndBufBytes: 4096, UID: by.UID, Label: "ping", Data: woken})
-		if err != nil || by.MayBind(s.Addr().Port()) {
-			break
-		}
+// bindPing binds the socket of a ping.
+func (h *Local) bindPing(by Pinger, woken wakeup) (*rds.Socket, error) {
+	o := rds.SocketOptions{RcvBufBytes: 4096, SndBufBytes: 4096, UID: by.UID, Label: "ping", Data: woken}
+	if s, err := BindFree(h, by.May, o, nil); s != nil || err != nil {
+		return s, err
 	}
+	e, _ := h.Lock()
+	s, err := e.Bind(0, o)
+	h.Unlock()
 	return s, err
 }
 
@@ -281,9 +277,7 @@ func (a *Host) Ping(ctx context.Context, by Pinger, local, remote netip.Addr) (n
 		return netip.Addr{}, 0, err
 	}
 	woken := make(wakeup, 1)
-	_, now := h.Lock()
-	s, err := h.bindPing(now, by, woken)
-	h.Unlock()
+	s, err := h.bindPing(by, woken)
 	if err != nil {
 		return h.addr, 0, err
 	}
@@ -293,7 +287,7 @@ func (a *Host) Ping(ctx context.Context, by Pinger, local, remote netip.Addr) (n
 		h.Unlock()
 	}()
 	begun := time.Now()
-	_, now = h.Lock()
+	_, now := h.Lock()
 	err = s.Send(now, netip.AddrPortFrom(remote, 0), nil, 0, rds.Quiet)
 	h.Unlock()
 	if err != nil {
@@ -380,27 +374,45 @@ func (a *Host) DropLane(local, remote netip.Addr, lane int) (dropped int) {
 	return dropped
 }
 
-// Watch is one listener to congestion. What it is too slow to hear it is not told, but
-// that there was something: Lost.
+// Watch is one listener to congestion. C has what it was told since it took the last list, in one. What it is too
+// slow to hear it is not told, but that there was something: Lost.
 type Watch struct {
 	C    chan []rds.Notice
 	Lost atomic.Bool
+
+	mu sync.Mutex // one address at a time
 }
 
+const (
+	// watchMost bounds the notices that are kept for a listener. No engine tells more at once.
+	watchMost = 4096
+	// WatchBytes is what those take, with what append adds to a list, and as many that the listener has
+	// taken and is not done with.
+	WatchBytes = 2 * watchMost * 52
+)
+
+// tell adds n to what is kept for w. Others are told n as well, so it has no room to append to.
 func (w *Watch) tell(n []rds.Notice, lost bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	select {
+	case kept := <-w.C:
+		if len(kept)+len(n) <= watchMost {
+			n = append(kept, n...)
+		} else {
+			lost = true // it is slow: what it misses it sees in ListCongestion
+		}
+	default:
+	}
 	if lost {
 		w.Lost.Store(true)
 	}
-	select {
-	case w.C <- n:
-	default: // it is slow: what it misses it sees in ListCongestion
-		w.Lost.Store(true)
-	}
+	w.C <- n // nobody else fills it
 }
 
 // WatchCongestion reports changes on all hosts until stop is called.
 func (a *Host) WatchCongestion() (w *Watch, stop func()) {
-	w = &Watch{C: make(chan []rds.Notice, 64)}
+	w = &Watch{C: make(chan []rds.Notice, 1)}
 	for _, h := range a.list {
 		h.Lock()
 		h.watch = append(append([]*Watch(nil), h.watch...), w)

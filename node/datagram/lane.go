@@ -33,14 +33,15 @@ type laneLink struct {
 	now     time.Duration
 
 	// Guarded by Local.mu, see partial.go.
-	partial int64 // bytes of the large payload that is being read; 0: none
-	held    int64 // bytes that a link keeps which is not read because a receiver is full; 0: it is read
-	charged int64 // of both
-	watched int64 // partial as it was after the last read
-	placed  bool  // partial is in the memory of its receiver, who is charged
-	kernel  bool  // the peer is one; the link's thread alone
-	shut    bool  // it may not be read, as the lane knows; the link's thread alone
-	skips   bool  // partial can be refused without being kept
+	partial  int64  // bytes of the large payload that is being read; 0: none
+	held     int64  // bytes that a link keeps which is not read because a receiver is full; 0: it is read
+	charged  int64  // of both
+	watched  int64  // partial as it was after the last read
+	payloads uint64 // large ones that have begun
+	placed   bool   // partial is in the memory of its receiver, who is charged
+	kernel   bool   // the peer is one; the link's thread alone
+	shut     bool   // it may not be read, as the lane knows; the link's thread alone
+	skips    bool   // partial can be refused without being kept
 }
 
 // Of tells which attempt of which lane l is the link of.
@@ -126,6 +127,7 @@ func (l *laneLink) MayRead() bool {
 // Buffer finds a place for a large payload, in the ring it is for.
 func (l *laneLink) Buffer(raw []byte, n int) *buf.Buf {
 	b := l.h.e.Buffer(l.p, l.attempt, raw, n)
+	l.payloads++
 	l.partial, l.placed = int64(n), b != nil
 	if b == nil {
 		l.skips = l.p.Skips(raw)

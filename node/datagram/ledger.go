@@ -18,7 +18,7 @@ type localRings struct {
 	here      *shm.LedgerLane // of datagrams that stay at this address; nil until it is needed
 	noHere    bool            // the ledger had no room
 	hereAt    uint64          // of them, the number up to which the ledger knows them
-	committed bool            // commit has made placed visible
+	committed bool            // commit has made placed visible; never without a ledger
 	placed    []*Ring         // with datagrams that nobody sees yet
 	dirty     []*Ring         // with news that nobody sees yet
 	hosts     []*shm.Host     // of placed, for one call
@@ -133,8 +133,11 @@ func (h *Local) commitPlaced(lane *shm.LedgerLane, received uint64, refusals []u
 // once the lock is let go.
 func (h *Local) publishRings(bells []*shm.Alarm) []*shm.Alarm {
 	r := &h.rings
-	if len(r.placed) > 0 && h.all.ledger != nil && (!r.committed || r.hereAt != h.e.Here()) {
-		h.commitPlaced(nil, 0, nil) // they came by no link
+	// What came by no link is not committed yet; without a ledger nothing is. It is shown before
+	// anything else, outcomes of senders that stay at this address among it: who is killed in between
+	// has not called delivered what nobody finds.
+	if len(r.placed) > 0 && (!r.committed || r.hereAt != h.e.Here()) {
+		h.commitPlaced(nil, 0, nil)
 	}
 	r.committed = false
 	for _, s := range r.placed {
@@ -162,7 +165,7 @@ func (h *Local) publishRings(bells []*shm.Alarm) []*shm.Alarm {
 const movedStep = 8 << 20
 
 // openLedger makes the ledger of this life of the daemon. What a life that was
-// killed left there is said in the log and replaced: its clients bind anew.
+// killed left there is replaced: its clients bind anew.
 func (a *Host) openLedger() error {
 	file := a.deps.Config.LedgerPath()
 	if file == "" {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/shm"
+	"github.com/rdsd/rdsd/wire"
 )
 
 // shownRing counts how often it was shown.
@@ -71,6 +72,64 @@ func TestStepLetsSocketsGo(t *testing.T) {
 	for i, s := range hosts[:cap(hosts)] {
 		if s != nil {
 			t.Errorf("entry %d of the regions that were committed is kept", i)
+		}
+	}
+}
+
+// watchedRing notes what is to be seen in another's receive ring when it is shown.
+type watchedRing struct {
+	shownRing
+	other *shm.Region
+	seen  uint64
+}
+
+func (r *watchedRing) Show() *shm.Alarm {
+	r.seen = r.other.RecvTail().Load()
+	return r.shownRing.Show()
+}
+
+// TestPlacedIsShownFirst: a sender is shown nothing of a step before what the step has placed is where its
+// receiver finds it, without a ledger as with one.
+func TestPlacedIsShownFirst(t *testing.T) {
+	for _, ledger := range []bool{false, true} {
+		c := config.Default()
+		c.API.Ledger = filepath.Join(t.TempDir(), "ledger")
+		a := newTestHost(t, c)
+		h := a.list[0]
+		reg, err := shm.Create(shm.Spec{Local: netip.AddrPortFrom(h.addr, 4000), SndBuf: 1 << 16, RcvBuf: 1 << 16, MaxDatagram: 1 << 16})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var led *shm.LedgerRegion
+		if ledger {
+			if err := a.openLedger(); err != nil {
+				t.Fatal(err)
+			}
+			defer a.closeLedger()
+			if led, err = a.Ledger().PrepareRegion(); err != nil {
+				t.Fatal(err)
+			}
+			led.Begin(reg)
+		}
+		to := &shownRing{Ring: Ring{End: shm.NewHost(reg, led)}}
+		to.Owner = to
+		defer to.End.Close()
+		from := &watchedRing{other: reg}
+		from.Owner = from
+		h.Lock()
+		h.Touch(&from.Ring)
+		if _, ok := to.End.PlaceCopy(netip.AddrPortFrom(h.addr, 4001), wire.Train{Body: []byte("x"), Count: 1}, shm.NoLane, 0); !ok {
+			t.Fatal("there is no room")
+		}
+		h.Place(&to.Ring)
+		h.Unlock()
+		if from.seen != 1 || from.shown != 1 || to.shown != 1 {
+			t.Errorf("ledger %v: when its sender is shown the outcome the receive ring has %d", ledger, from.seen)
+		}
+		for _, s := range h.rings.hosts[:cap(h.rings.hosts)] {
+			if s != nil {
+				t.Error("a region that was shown is kept")
+			}
 		}
 	}
 }

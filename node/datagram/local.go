@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"math/rand"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,7 +19,7 @@ import (
 
 // Local is the shell around the engine of one local address: its lock, clock,
 // listener, links and timer. Everything the engine hands out is carried out
-// after the lock is let go.
+// after the lock is let go, but for the notices of congestion, which waits for nothing.
 type Local struct {
 	// Moved counts the bytes taken out of regions and put into them since the keeper of memory was
 	// last told (movedStep). The rings' owners add to it; guarded by mu.
@@ -138,7 +139,6 @@ const lockAwake = 50 * time.Microsecond
 // work is what one step left to do. The pool keeps its slices.
 type work struct {
 	rds.Orders
-	watch []*Watch
 	bells []*shm.Alarm
 }
 
@@ -171,7 +171,14 @@ func (h *Local) Unlock() {
 	}
 	w := works.Get().(*work)
 	h.e.Take(&w.Orders)
-	w.watch = h.watch
+	// Before the next step can: whoever heard of that one's changes first would take what has
+	// become clear for congested for ever.
+	if len(w.Notices) > 0 {
+		list := slices.Clip(w.Notices)
+		for _, c := range h.watch {
+			c.tell(list, w.Lost)
+		}
+	}
 	for _, s := range w.Ready {
 		if o, ok := s.Options().Data.(Publisher); ok {
 			o.Publish()
@@ -211,15 +218,10 @@ func (h *Local) Unlock() {
 	for _, s := range w.States {
 		h.all.machine.Changed(h, s)
 	}
-	if len(w.Notices) > 0 {
-		for _, c := range w.watch {
-			c.tell(w.Notices, w.Lost)
-		}
-	}
 	clear(w.Actions)
 	clear(w.Ready)
 	clear(w.bells)
-	w.States, w.Notices, w.Evicted, w.watch = nil, nil, nil, nil
+	w.States, w.Notices, w.Evicted = nil, nil, nil
 	works.Put(w)
 }
 

@@ -1,6 +1,7 @@
 package datagram
 
 import (
+	"errors"
 	"sync"
 	"time"
 
@@ -35,7 +36,11 @@ type partials struct {
 	links map[*laneLink]*partial
 }
 
-type partial struct{ since, seen time.Time }
+type partial struct {
+	since, seen time.Time
+	payload     uint64 // which of the link's it is (laneLink.payloads)
+	stuck       bool   // the sweep before found that it does not go on
+}
 
 // settlePartial brings up to date what the link is charged for, at the end of a
 // read. Local.mu is held. Most payloads are whole by then, and cost nothing here.
@@ -46,7 +51,6 @@ func (l *laneLink) settlePartial() {
 	if !l.charge() {
 		return
 	}
-	was := l.watched
 	l.watched = l.partial
 	t := &l.h.all.partials
 	t.mu.Lock()
@@ -59,9 +63,9 @@ func (l *laneLink) settlePartial() {
 		if t.links == nil {
 			t.links = map[*laneLink]*partial{}
 		}
-		t.links[l] = &partial{now, now}
-	case was != l.partial: // the next one
-		*p = partial{now, now}
+		t.links[l] = &partial{since: now, seen: now, payload: l.payloads}
+	case p.payload != l.payloads: // the next one, of whatever length
+		*p = partial{since: now, seen: now, payload: l.payloads}
 	default:
 		p.seen = now
 	}
@@ -108,18 +112,34 @@ func (l *laneLink) charge() bool {
 	return false
 }
 
-// sweep closes links on which a payload does not go on.
+var errStuck = errors.New("nothing more of a payload came")
+
+// sweep gives up links on which a payload does not go on, those that it found so in the sweep before
+// as well: this process may have stood still, and what came meanwhile is read between the two.
 func (t *partials) sweep(now time.Time, silent time.Duration) {
 	var stuck []*laneLink
 	t.mu.Lock()
 	for l, p := range t.links {
-		if now.Sub(p.seen) > silent || now.Sub(p.since) > partialMost {
+		was := p.stuck
+		p.stuck = now.Sub(p.seen) > silent || now.Sub(p.since) > partialMost
+		if was && p.stuck {
 			stuck = append(stuck, l)
+			delete(t.links, l) // once; a read puts it back
 		}
 	}
 	t.mu.Unlock()
 	for _, l := range stuck {
 		l.h.log.Warn("link closed in the middle of a payload", "peer", l.link.RemoteAddr().Addr(), "why", "nothing more of it has come")
-		l.link.Abort()
+		l.h.all.machine.Aside(l.giveUp) // who sweeps waits for no lock
 	}
+}
+
+// giveUp has the link read to its end and closed. Its thread may have stood still for as long, with
+// datagrams unread that a kernel has forgotten.
+func (l *laneLink) giveUp() {
+	_, now := l.h.Lock()
+	if l.attempt == l.p.Attempt() { // else it ends already
+		l.p.Drop(now, errStuck)
+	}
+	l.h.Unlock()
 }

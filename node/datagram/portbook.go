@@ -291,6 +291,16 @@ func (a *Host) Serving() {
 	}
 }
 
+// Draining keeps the ports that are still held for the next life: their owners cannot bind any
+// more, and what is waited for until Quiesce may take longer than rds.restart_hold.
+func (a *Host) Draining() {
+	for _, h := range a.list {
+		e, _ := h.Lock()
+		e.HoldUntil(conn.Never)
+		h.Unlock()
+	}
+}
+
 // reconnect connects to the kernels that were peers before the daemon ended. Of
 // two addresses the smaller one connects, and a kernel with the larger one asks for
 // it only when an application of it sends: one that waits already, for room in its

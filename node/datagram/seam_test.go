@@ -205,9 +205,9 @@ func seamAlive(t *testing.T) (alive bool) {
 	alive = true
 	for last := begun; time.Since(begun) < 3*dead; time.Sleep(dead / 30) {
 		now := time.Now()
-		paused := now.Sub(last) > dead/2
 		l.h.Progress()
-		if st := s.info(seamHigher).State; st != conn.Up && !paused {
+		st := s.info(seamHigher).State
+		if paused := time.Since(last) > dead/2; st != conn.Up && !paused {
 			t.Fatalf("the lane is %v while its peer takes what is written", st)
 		} else if st != conn.Up {
 			alive = false

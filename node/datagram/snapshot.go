@@ -23,4 +23,5 @@ type PeerSnapshot struct {
 	Up            bool
 	Counters      stats.Counters
 	QueuedBytes   uint64 // not yet sent, and sent but not acknowledged
+	Waiting       uint64 // datagrams of sockets here: the same, and those before a congested port or not accepted yet
 }

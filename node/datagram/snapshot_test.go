@@ -3,6 +3,7 @@ package datagram
 import (
 	"context"
 	"errors"
+	"io"
 	"net/netip"
 	"slices"
 	"testing"
@@ -49,6 +50,49 @@ func TestSnapshotOfHosts(t *testing.T) {
 	if n != 1 {
 		t.Errorf("%d sockets are bound, want 1", n)
 	}
+}
+
+// TestSnapshotOfWaiting: what waits before the congested port of a peer that is gone waits for that
+// peer, empty datagrams and sends that are not accepted too, until it is taken back.
+func TestSnapshotOfWaiting(t *testing.T) {
+	s := newSeam(t, nil)
+	k := s.bind(rds.SocketOptions{})
+	l := s.kernel(k)
+	s.p.mu.Lock()
+	s.p.fails = errFake
+	s.p.mu.Unlock()
+	l.mu.Lock()
+	l.acked = l.bytes
+	l.mu.Unlock()
+	l.end(io.EOF)
+	const port = 4000
+	to := netip.AddrPortFrom(seamHigher, port)
+	e, now := s.h.Lock()
+	e.Known(seamHigher).CongestionDelta(now, wire.PortState{Port: port, Congested: true})
+	d, err := k.Open(to, nil)
+	if err == nil {
+		err = k.Post(now, d, wire.One(nil), 0, 1, rds.Quiet, nil)
+	}
+	if err == nil {
+		_, err = k.SendWait(now, to, []byte("x"), 2, rds.Quiet, 0, nil)
+	}
+	s.h.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	waits := func(want uint64) {
+		t.Helper()
+		var snap Snapshot
+		s.a.Read(&snap)
+		if len(snap.Peers) != 1 || snap.Peers[0].Up || snap.Peers[0].Waiting != want || snap.Peers[0].QueuedBytes != 0 {
+			t.Errorf("%d are to wait: %+v", want, snap.Peers)
+		}
+	}
+	waits(2)
+	_, now = s.h.Lock()
+	k.Cancel(now, to)
+	s.h.Unlock()
+	waits(0)
 }
 
 // TestSnapshotOfPeers: each address has a table of peers, and what it refuses is told.

@@ -29,15 +29,22 @@ type stayingPort struct {
 	waiting int
 }
 
+// seenPort is a port as one address of this node sees it: a peer that is linked with two of them tells
+// each by itself.
+type seenPort struct {
+	from netip.Addr
+	port netip.AddrPort
+}
+
 // Staying is what was told of ports that are still congested.
 type Staying struct {
 	after time.Duration
-	told  map[netip.AddrPort]told
+	told  map[seenPort]told
 }
 
 // NewStaying is for ports that stay congested for so long.
 func NewStaying(after time.Duration) *Staying {
-	return &Staying{after, map[netip.AddrPort]told{}}
+	return &Staying{after, map[seenPort]told{}}
 }
 
 type told struct {
@@ -47,7 +54,7 @@ type told struct {
 }
 
 // wants reports whether to tell of a port now.
-func (s *Staying) wants(port netip.AddrPort, since, lasts time.Duration, lines int) bool {
+func (s *Staying) wants(port seenPort, since, lasts time.Duration, lines int) bool {
 	if lasts < s.after {
 		return false
 	}
@@ -100,7 +107,7 @@ func (a *Host) LookStaying(s *Staying) {
 		first := len(list)
 		h.EachCongested(func(_ *rds.Engine, c *rds.CongestedPort) {
 			lasts := h.StepTime() - c.Since
-			if (c.Local || c.Waiting > 0) && s.wants(c.Endpoint, c.Since, lasts, len(list)) {
+			if (c.Local || c.Waiting > 0) && s.wants(seenPort{h.addr, c.Endpoint}, c.Since, lasts, len(list)) {
 				list = append(list, staying(c, lasts))
 			}
 		}, nil)

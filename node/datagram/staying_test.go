@@ -1,17 +1,23 @@
 package datagram
 
 import (
+	"context"
+	"log/slog"
 	"net/netip"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/rdsd/rdsd/rds"
+	"github.com/rdsd/rdsd/wire"
 )
 
 // TestStayingIsBounded: a port is told once it has stayed congested, again after a long
 // time, anew when it is congested anew, and of many some in each look.
 func TestStayingIsBounded(t *testing.T) {
 	s := NewStaying(stayingAfter)
-	at := func(i int) netip.AddrPort {
-		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, 1}), uint16(i))
+	at := func(i int) seenPort {
+		return seenPort{seamLocal, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, 1}), uint16(i))}
 	}
 	look := func(lasts, since time.Duration) bool {
 		defer s.looked()
@@ -50,4 +56,55 @@ func TestStayingIsBounded(t *testing.T) {
 	if len(s.told) != stayingPorts {
 		t.Errorf("after many looks %d are remembered", len(s.told))
 	}
+}
+
+// TestStayingAtTwoAddresses: a port of a peer that is linked with two addresses of this node is told once
+// for each of them where sockets wait, and not in each look.
+func TestStayingAtTwoAddresses(t *testing.T) {
+	s := newSeam(t, nil)
+	other := newLocal(s.a, netip.MustParseAddr("203.0.113.4"), 1)
+	s.a.list = append(s.a.list, other)
+	log := &countStaying{Handler: slog.DiscardHandler}
+	s.a.deps.Log = slog.New(log)
+	s.p.fails = errFake
+	to := netip.AddrPortFrom(seamHigher, 4000)
+	for _, h := range s.a.list {
+		e, now := h.Lock()
+		k, err := e.Bind(0, rds.SocketOptions{Data: make(wakeup, 1)})
+		var pe *rds.Peer
+		if err == nil {
+			pe, err = e.Peer(seamHigher)
+		}
+		if err == nil {
+			pe.CongestionDelta(now, wire.PortState{Port: to.Port(), Congested: true})
+			_, err = k.SendWait(now, to, nil, 1, rds.Quiet, 0, nil)
+		}
+		h.Unlock()
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Millisecond) // so that it is congested there since another time
+	}
+	staying := NewStaying(0)
+	for range 10 {
+		s.a.LookStaying(staying)
+	}
+	if n := log.n.Load(); n != 2 {
+		t.Errorf("%d lines, want 2", n)
+	}
+}
+
+// countStaying counts the lines of ports that stay congested.
+type countStaying struct {
+	slog.Handler
+	n atomic.Int32
+}
+
+func (c *countStaying) Enabled(context.Context, slog.Level) bool { return true }
+
+func (c *countStaying) Handle(_ context.Context, r slog.Record) error {
+	if r.Message == "a port stays congested" {
+		c.n.Add(1)
+	}
+	return nil
 }

@@ -37,6 +37,7 @@ const (
 	LimitNear
 	DescriptorsShort
 	MappingDown
+	VolumeStalled
 	VolumePathDown
 	ExportFailed
 	VolumeErrors
@@ -72,20 +73,21 @@ var descriptions = [numCodes]Description{
 	LinkPaused:        {"link-paused", "warning", "a full receiver stops the link of a kernel, and with it all its other ports", "have the congested port read"},
 	PortCongested:     {"port-congested", "warning; error from a minute on", "a port of this node has been congested for a second or longer: its program does not read fast enough", "have the program read, or close its socket"},
 	RemoteCongested:   {"remote-port-congested", "warning", "a port of another node has been congested for a second or longer, and senders here wait for it", "have the program there read"},
-	LimitReached:      {"limit-reached", "error", "a limit is used up: what comes is refused", "raise it, or find who uses it"},
+	LimitReached:      {"limit-reached", "error; warning of the memory while not all of it is used", "a limit is used up: what comes is refused; or memory was refused in the last ten minutes, because one kind has its part or one user or peer its share", "raise it, or find who uses it"},
 	LimitNear:         {"limit-near", "warning", "nine tenths of a limit are used", "raise it, or find who uses it"},
 	DescriptorsShort:  {"descriptors-short", "note", "the limits allow more than there are file descriptors for", "`LimitNOFILE=` in the unit file"},
-	MappingDown:       {"mapping-down", "error", "a mapped volume has no path, or the other node does not have it: requests wait or fail", "`rdsd volume paths`, `rdsd volume remap`"},
+	MappingDown:       {"mapping-down", "error", "a mapped volume is not open: it has no path, the other node does not have it or refuses it, it is not what was mapped any more, or this node cannot take it up; requests wait or fail", "what is said of it; `rdsd volume paths`, and `rdsd volume remap` once the data was looked at"},
+	VolumeStalled:     {"volume-stalled", "warning; error from the I/O timeout on, of an export from 30 s", "a request to a mapped volume that has a path, or to the store of an export, is not answered for 10 s or longer, or for the I/O timeout of the mapping if that is less", "see to the store: its disk, and the kernel's log there"},
 	VolumePathDown:    {"volume-path-down", "warning", "a path of a session is not connected", "see to the network between its ends"},
 	ExportFailed:      {"export-failed", "error", "the store of an export could not be opened", "see to the file or device"},
-	VolumeErrors:      {"volume-errors", "warning", "requests to a volume have failed since it was opened", "`rdsd volume events --kept`, and the kernel's log"},
+	VolumeErrors:      {"volume-errors", "warning", "requests to a mapped volume, or to the store of an export, have failed in the last ten minutes; or completed writes of a mapping may be lost, and no flush succeeds", "`rdsd volume events --kept`, and the kernel's log"},
 	UnfencedFailovers: {"unfenced-failovers", "note", "requests in flight on a lost path to a kernel's server went to another path without a fence", "compare what matters, if the server's store stood still then; `rdsd volume sessions set`"},
 	OnePath:           {"one-path", "note", "a mapping has one path only: if it fails, requests wait", "`rdsd volume paths add`"},
 	NoPeers:           {"no-peers-allowed", "warning", "there are addresses beyond loopback, and no peer beyond loopback is allowed", "a `[[peers]]` rule"},
 	LoopbackOnly:      {"loopback-only", "note", "the daemon serves loopback addresses alone: other nodes cannot reach it", "`rds.addresses`"},
 	UnknownSetting:    {"unknown-setting", "note", "something set for the daemon names no key of the configuration", "correct the name"},
 	RemoteInsecure:    {"remote-insecure", "note", "remote clients are neither encrypted nor identified", "`api.remote_listen = \"\"`"},
-	NoLedger:          {"no-ledger", "note", "there is no ledger: what clients with rings sent before the daemon is killed has no known outcome after it, and no port is held", "`api.ledger`"},
+	NoLedger:          {"no-ledger", "note", "there is no ledger: after a restart no port is held for its owner, and kernels are not connected to again", "`api.ledger`"},
 	NoVolumeState:     {"no-volume-state", "note", "volumes are exported or mapped, and nothing of them persists", "`volumes.state_dir`"},
 	LogErrors:         {"log-errors", "note", "warnings or errors were logged in the last ten minutes", "`rdsd errors`"},
 }

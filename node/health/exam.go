@@ -18,8 +18,9 @@ const Grace = time.Second
 
 // Exam collects problems. The zero Exam is ready.
 type Exam struct {
-	found [numCodes]found
-	log   logged
+	found  [numCodes]found
+	log    logged
+	holder string // who holds most of the memory; "": not known
 }
 
 // found are the problems of one code.

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -31,6 +32,15 @@ func goodMapping() *Mapping {
 
 // with changes a good fact.
 func with[T any](x *T, change func(*T)) *T { change(x); return x }
+
+var mappingDown = []string{"error mapping-down mapping v1"}
+
+// notOpen tells of a mapping that has a path and is not open.
+func notOpen(change func(*Mapping)) func(*Exam) {
+	return func(x *Exam) {
+		x.Mapping(with(goodMapping(), func(m *Mapping) { m.Open, m.LastError = false, "no"; change(m) }))
+	}
+}
 
 // a case of facts, and the problems there are because of them.
 type examCase struct {
@@ -61,6 +71,8 @@ var examCases = []examCase{
 		x.VolumePath(&VolumePath{Connected: true, For: time.Hour})
 		x.VolumePath(&VolumePath{State: "reconnecting", For: Grace - 1})
 		x.Export(&Export{Name: "disk", Done: 9})
+		x.Export(&Export{Name: "disk", Done: 9, Errors: 1, FailedAgo: Recent + 1})
+		x.Mapping(with(goodMapping(), func(m *Mapping) { m.Failed, m.FailedAgo = 1, Recent+1 }))
 		x.Logged(&Logged{Message: "old", Age: Recent + 1, Count: 1})
 	}, nil, "", ""},
 	{"panicked", func(x *Exam) { x.Node(with(serving(), func(n *Node) { n.Panics = 2 })) }, []string{"error panicked "}, "2 panics", "bugreport"},
@@ -78,6 +90,12 @@ var examCases = []examCase{
 	{"no state", func(x *Exam) { x.Node(with(serving(), func(n *Node) { n.NoVolumes, n.Volumes = true, 1 })) }, []string{"note no-volume-state volumes.state_dir"}, "nothing persists", "volumes.state_dir ="},
 	{"descriptors", func(x *Exam) { x.Node(with(serving(), func(n *Node) { n.Need, n.Have = 101, 100 })) }, []string{"note descriptors-short limits.max_descriptors"}, "101", "LimitNOFILE=101"},
 	{"nearly full", func(x *Exam) { x.Budget("sockets", 90, 100, 0) }, []string{"warning limit-near limits.max_sockets"}, "90 of 100", "rdsd sockets"},
+	{"a share of the memory", func(x *Exam) {
+		x.Holder("uid 7", 170<<20)
+		x.Budget("memory", 172<<20, 256<<20, 0)
+		x.Budget("memory_sending", 170<<20, 192<<20, 3*time.Second)
+		x.Budget("memory_stores", 10, 100, Recent+1)
+	}, []string{"warning limit-reached limits.memory_bytes"}, "refused 3s ago (memory_sending, of which 170.0 MiB of 192.0 MiB are used): it is spent, or one user or peer has its share of what is free, and uid 7 holds most of all, 170.0 MiB", "limits.memory_bytes"},
 	{"a peer was refused", func(x *Exam) { x.Budget("peers", 150, 200, time.Minute) }, []string{"error limit-reached limits.max_peers"}, "150 of 200", "rdsd peers"},
 	{"full", func(x *Exam) { x.Budget("memory", 3<<30, 3<<30, 0) }, []string{"error limit-reached limits.memory_bytes"}, "3.0 GiB of 3.0 GiB", "limits.memory_bytes"},
 	{"a peer that nobody waits for", func(x *Exam) {
@@ -111,13 +129,32 @@ var examCases = []examCase{
 		x.Mapping(with(goodMapping(), func(m *Mapping) { m.Open, m.Up, m.Waiting = false, 0, 3 }))
 	}, []string{"error mapping-down mapping v1"}, "no path to store, so store:disk cannot be used; 3 requests are waiting", "rdsd ping store"},
 	{"a mapping of nothing", func(x *Exam) {
-		x.Mapping(with(goodMapping(), func(m *Mapping) { m.Open, m.LastError = false, "no such export" }))
-	}, []string{"error mapping-down mapping v1"}, "store does not have the volume disk: no such export", "remap v1"},
+		x.Mapping(with(goodMapping(), func(m *Mapping) { m.Open, m.LastError, m.Errno = false, "no such export", syscall.ENOENT }))
+	}, []string{"error mapping-down mapping v1"}, "store does not have the volume disk: no such export", "export it; then here: rdsd volume remap v1"},
+	{"a mapping of nothing, after a start", notOpen(func(m *Mapping) { m.Errno, m.Init = syscall.ENOENT, true }), mappingDown, "store does not have the volume disk", "export it; it is tried again"},
+	{"a mapping that others have written", notOpen(func(m *Mapping) { m.Errno = syscall.ESTALE }), mappingDown, "store:disk is not what was mapped: no", "look at the data; then rdsd volume remap v1, or unmap it"},
+	{"a mapping that was taken away", notOpen(func(m *Mapping) { m.Errno = syscall.ENOTCONN }), mappingDown, "store has taken the volume disk from this node", "look at the data; then here"},
+	{"a mapping that another writes", notOpen(func(m *Mapping) { m.Errno = syscall.EPERM }), mappingDown, "another session writes the volume disk of store", "on store: rdsd volume show disk says which"},
+	{"a mapping that is not allowed", notOpen(func(m *Mapping) { m.Errno = syscall.EACCES }), mappingDown, "does not let this node have the volume disk", "on store: rdsd volume show disk has its --allow"},
+	{"a mapping that fails there", notOpen(func(m *Mapping) { m.Errno = syscall.EIO }), mappingDown, "store has not opened the volume disk", "on store: rdsd volume check disk"},
+	{"a mapping there is no place for", notOpen(func(m *Mapping) { m.Errno, m.Init, m.Left, m.Up = syscall.EMFILE, true, true, 0 }), mappingDown, "not taken up at the start", "raise volumes.max_mappings"},
+	{"a mapping that was left", notOpen(func(m *Mapping) { m.Errno, m.Init, m.Left, m.Up = syscall.EINVAL, true, true, 0 }), mappingDown, "not taken up at the start", "on this node"},
+	{"a mapping that cannot be written down", notOpen(func(m *Mapping) { m.Errno, m.Init, m.Here, m.Up = syscall.ETIMEDOUT, true, true, 0 }), mappingDown, "cannot be written on this node", "the disk of volumes.state_dir, here"},
+	{"a mapping without a device", notOpen(func(m *Mapping) { m.Errno, m.Init, m.NoDevice = syscall.EPERM, true, true }), mappingDown, "this node cannot make a device of it", "on this node; it is tried again"},
 	{"one path", func(x *Exam) { x.Mapping(with(goodMapping(), func(m *Mapping) { m.Paths, m.Up = 1, 1 })) }, []string{"note one-path mapping v1"}, "one path", "paths add"},
+	{"a mapping whose store is slow", func(x *Exam) {
+		x.Mapping(with(goodMapping(), func(m *Mapping) { m.Stalled, m.Limit = 29*time.Second, 30*time.Second }))
+	}, []string{"warning volume-stalled mapping v1"}, "a request to store:disk has not been answered for 29s", "on store"},
+	{"an export whose store stands still", func(x *Exam) {
+		x.Export(&Export{Name: "disk", Path: "/dev/sdz", Stalled: 30 * time.Second, Limit: 30 * time.Second})
+	}, []string{"error volume-stalled export disk"}, "not completed for 30s", "/dev/sdz"},
 	{"failed requests", func(x *Exam) {
-		x.Mapping(with(goodMapping(), func(m *Mapping) { m.Failed, m.LastError = 1, "it is full" }))
-	}, []string{"warning volume-errors mapping v1"}, "1 of 9 requests failed since it was opened; the last error: it is full", "volume events --kept"},
-	{"failed requests of an export", func(x *Exam) { x.Export(&Export{Name: "disk", Errors: 2, Done: 2}) }, []string{"warning volume-errors export disk"}, "2 of 2 requests", "volume events"},
+		x.Mapping(with(goodMapping(), func(m *Mapping) { m.Failed, m.FailedAgo, m.LastError = 1, Recent, "it is full" }))
+	}, []string{"warning volume-errors mapping v1"}, "1 of 9 requests failed since it was mapped, the last 10m0s ago; the last error: it is full", "volume events --kept"},
+	{"a lost sync", func(x *Exam) {
+		x.Mapping(with(goodMapping(), func(m *Mapping) { m.Failed, m.FailedAgo, m.SyncLost = 1, Recent+1, true }))
+	}, []string{"warning volume-errors mapping v1"}, "no flush succeeds", "unmap v1 and map it anew"},
+	{"failed requests of an export", func(x *Exam) { x.Export(&Export{Name: "disk", Errors: 2, Done: 2}) }, []string{"warning volume-errors export disk"}, "2 of 2 requests failed since its store was opened", "volume events"},
 	{"a path", func(x *Exam) {
 		x.VolumePath(&VolumePath{Session: "s", Src: "a", Dst: "b", State: "reconnecting", For: Grace, LastError: "refused"})
 	}, []string{"warning volume-path-down session s"}, "from a to b is reconnecting for 1s: refused", "16388"},

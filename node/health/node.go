@@ -64,7 +64,7 @@ func (x *Exam) configuration(n *Node) {
 			Remedy: `api.remote_listen = "" in the configuration, unless the network is trusted`})
 	}
 	if n.NoLedger {
-		x.add(Problem{Code: NoLedger, Severity: Note, Subject: "api.ledger", Text: "there is no ledger: when the daemon is killed, outcomes of clients with rings are lost, and no port is held for its owner",
+		x.add(Problem{Code: NoLedger, Severity: Note, Subject: "api.ledger", Text: "there is no ledger: after a restart no port is held for its owner, and kernels are not connected to again",
 			Remedy: `api.ledger = "" in the configuration: a file beside the socket`})
 	}
 	if n.NoVolumes && n.Volumes > 0 {
@@ -113,10 +113,14 @@ func raise(name string) string {
 const peersBudget = "peers"
 
 // Budget tells how much of a limit is used, and how long ago it refused something; 0: it
-// did not, or that is not known. Those of no key of the configuration are parts of others,
-// and say nothing by themselves.
+// did not, or that is not known. Those of memory are parts of it, of which one user or
+// peer has a share: that they are full says nothing, before they refuse. Others of no key of the configuration say nothing.
 func (x *Exam) Budget(name string, used, limit uint64, refused time.Duration) {
 	l, ok := limits[name]
+	if strings.HasPrefix(name, "memory_") {
+		x.memoryRefused(name, used, limit, refused)
+		return
+	}
 	if name == peersBudget {
 		if refused > 0 && refused <= Recent {
 			x.add(Problem{Code: LimitReached, Severity: Error, Subject: l.key,
@@ -141,7 +145,24 @@ func (x *Exam) Budget(name string, used, limit uint64, refused time.Duration) {
 	x.add(p)
 }
 
-// Recent is how long a line of the log is news.
+// Holder tells who holds most of the memory, before Budget is told of it.
+func (x *Exam) Holder(who string, bytes uint64) {
+	x.holder = fmt.Sprintf(", and %s holds most of all, %s", who, plain.Bytes(float64(bytes)))
+}
+
+// memoryRefused tells of a part of the memory that refused something. That may be long before all of the memory is
+// used: a user's datagrams may take no more than twice what is free.
+func (x *Exam) memoryRefused(name string, used, limit uint64, ago time.Duration) {
+	if ago == 0 || ago > Recent {
+		return
+	}
+	x.add(Problem{Code: LimitReached, Severity: Warning, Subject: limits["memory"].key,
+		Text: fmt.Sprintf("memory was refused %s ago (%s, of which %s of %s are used): it is spent, or one user or peer has its share of what is free%s",
+			lasted(ago), name, plain.Bytes(float64(used)), plain.Bytes(float64(limit)), x.holder),
+		Remedy: raise("memory")})
+}
+
+// Recent is how long a line of the log is news, a refusal, and a request that failed.
 const Recent = 10 * time.Minute
 
 // Logged is a distinct warning or error of the log.

@@ -19,7 +19,7 @@ type Peer struct {
 	LastError     string // of a path that is failing
 	Attempts      int    // of that path, in a row
 	Paused        int    // paths whose link is not read because of a full receiver
-	Waiting       uint64 // datagrams not sent, or not acknowledged
+	Waiting       uint64 // datagrams not sent, or not acknowledged, before a congested port too
 }
 
 // cause is a sort of failure that the text of an error tells, and what mends it. The

@@ -99,6 +99,12 @@ var said = []struct {
 	{"a request has failed", func(x *Exam) {
 		x.Mapping(&Mapping{ID: "v1", Node: "n", Name: "d", Open: true, Paths: 2, Up: 2, Failed: 1, Done: 1})
 	}},
+	{"a request waits for less than the I/O timeout", func(x *Exam) {
+		x.Mapping(&Mapping{ID: "v1", Node: "n", Name: "d", Open: true, Paths: 2, Up: 2, Stalled: 30*time.Second - 1, Limit: 30 * time.Second})
+	}},
+	{"a request waits for the I/O timeout", func(x *Exam) {
+		x.Mapping(&Mapping{ID: "v1", Node: "n", Name: "d", Open: true, Paths: 2, Up: 2, Stalled: 30 * time.Second, Limit: 30 * time.Second})
+	}},
 	{"a session without failovers", func(x *Exam) { x.Session(&Session{Name: "s"}) }},
 	{"a session with one that had no fence", func(x *Exam) { x.Session(&Session{Name: "s", Unfenced: 1, At: "after 40s"}) }},
 	{"a path for a moment less", func(x *Exam) {
@@ -125,6 +131,8 @@ var said = []struct {
 	{"an export", func(x *Exam) {
 		x.Export(&Export{Name: "d", Path: "/d", Failed: true, Error: "gone", For: time.Minute, Errors: 2, Done: 3})
 	}},
+	{"an export whose store is slow", func(x *Exam) { x.Export(&Export{Name: "d", Path: "/d", Stalled: time.Minute, Limit: time.Hour}) }},
+	{"an export of memory that stands still", func(x *Exam) { x.Export(&Export{Name: "d", Stalled: time.Hour, Limit: time.Hour}) }},
 	{"an export that is well", func(x *Exam) { x.Export(&Export{Name: "d", Path: "/d", Done: 3}) }},
 
 	{"a line that is news", func(x *Exam) { x.Logged(&Logged{Message: "m", Error: "why", Age: Recent, Count: 1}) }},

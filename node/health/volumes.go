@@ -1,8 +1,10 @@
 package health
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
+	"syscall"
 	"time"
 )
 
@@ -10,11 +12,20 @@ import (
 type Mapping struct {
 	ID, Node, Name string
 	Open           bool
+	SyncLost       bool          // no flush succeeds
+	Init           bool          // it has not been open yet, and is tried again
+	Left           bool          // it was not taken up at the start, and is not tried again
+	Here           bool          // the last error is of this node alone: it cannot write what is persistent
+	NoDevice       bool          // it is too: it cannot make a device of it
 	For            time.Duration // in this state
 	LastError      string
-	Paths, Up      int // of its session
+	Errno          syscall.Errno // of LastError
+	Paths, Up      int           // of its session
 	Waiting        uint64
-	Failed, Done   uint64 // requests since it was mapped
+	Failed, Done   uint64        // requests since it was mapped
+	FailedAgo      time.Duration // the last of these; 0: not known
+	Stalled        time.Duration // its oldest request waits for so long, if that is too long; else 0
+	Limit          time.Duration // from which that is an error
 }
 
 // Mapping tells of one.
@@ -22,34 +33,86 @@ func (x *Exam) Mapping(m *Mapping) {
 	subject := "mapping " + m.ID
 	if !m.Open && m.For >= Grace {
 		p := Problem{Code: MappingDown, Severity: Error, Subject: subject, Since: m.For}
-		if m.Up == 0 {
-			p.Text = fmt.Sprintf("no path to %s, so %s:%s cannot be used; %s", m.Node, m.Node, m.Name, was(int(m.Waiting), "request", "requests")+" waiting")
-			p.Remedy = "rdsd volume paths shows what each path fails of; rdsd ping " + m.Node
-		} else {
-			p.Text = fmt.Sprintf("%s does not have the volume %s", m.Node, m.Name)
-			p.Remedy = fmt.Sprintf("on %s: rdsd volume ls, and export it; then here: rdsd volume remap %s", m.Node, m.ID)
-		}
+		p.Text, p.Remedy = m.down()
 		if m.LastError != "" {
 			p.Text += ": " + m.LastError
 		}
 		x.add(p)
 	}
+	x.stalled(subject, m.Stalled, m.Limit, fmt.Sprintf("a request to %s:%s has not been answered for %s, though a path is connected", m.Node, m.Name, lasted(m.Stalled)),
+		fmt.Sprintf("on %s: rdsd check, and the kernel's log: the store there stands still or is slow, and requests go on with it", m.Node))
 	if m.Paths == 1 {
 		x.add(Problem{Code: OnePath, Severity: Note, Subject: subject, Text: "there is one path only: if it fails, requests wait", Remedy: "rdsd volume paths add, over another network"})
 	}
-	x.failed(subject, m.Failed, m.Done, m.LastError)
-}
-
-func (x *Exam) failed(subject string, failed, done uint64, why string) {
-	if failed == 0 {
+	if m.SyncLost {
+		x.add(Problem{Code: VolumeErrors, Severity: Warning, Subject: subject, Text: "completed writes may be lost, and no flush succeeds any more",
+			Remedy: fmt.Sprintf("check what is on it (the file system); then unmap %s and map it anew", m.ID)})
 		return
 	}
-	text := fmt.Sprintf("%d of %s failed since it was opened", failed, count(done, "request"))
+	x.failed(subject, "it was mapped", m.Failed, m.Done, m.FailedAgo, m.LastError)
+}
+
+// down is why it is not open, and what mends that. Only some of it is the other node's to mend; and to remap a
+// volume that others have changed would have who uses it go on over that.
+func (m *Mapping) down() (text, remedy string) {
+	then, who := "; then here: rdsd volume remap "+m.ID, fmt.Sprintf("on %s: rdsd volume show %s", m.Node, m.Name)
+	if m.Init {
+		then = "; it is tried again by itself"
+	}
+	switch {
+	case m.Left && m.Errno == syscall.EMFILE:
+		return "it was not taken up at the start", "raise volumes.max_mappings and systemctl restart rdsd; or rdsd volume unmap " + m.ID
+	case m.Left:
+		return "it was not taken up at the start", "mend that on this node and systemctl restart rdsd; or rdsd volume unmap " + m.ID
+	case m.Here:
+		return "what is persistent cannot be written on this node, and before that it is not mapped again", "see to the disk of volumes.state_dir, here; it is tried again by itself"
+	case m.NoDevice:
+		return "this node cannot make a device of it", "mend that on this node; it is tried again by itself"
+	case m.Up == 0:
+		return fmt.Sprintf("no path to %s, so %s:%s cannot be used; %s", m.Node, m.Node, m.Name, was(int(m.Waiting), "request", "requests")+" waiting"),
+			"rdsd volume paths shows what each path fails of; rdsd ping " + m.Node
+	}
+	switch m.Errno {
+	case syscall.ENOENT:
+		return fmt.Sprintf("%s does not have the volume %s", m.Node, m.Name), fmt.Sprintf("on %s: rdsd volume ls, and export it%s", m.Node, then)
+	case syscall.ESTALE:
+		return fmt.Sprintf("%s:%s is not what was mapped", m.Node, m.Name), "look at the data; then rdsd volume remap " + m.ID + ", or unmap it and map it anew"
+	case syscall.ENOTCONN:
+		return fmt.Sprintf("%s has taken the volume %s from this node", m.Node, m.Name), who + " says who writes it now; look at the data" + then
+	case syscall.EPERM:
+		return fmt.Sprintf("another session writes the volume %s of %s", m.Name, m.Node), who + " says which; once it has ended, look at the data" + then
+	case syscall.EACCES:
+		return fmt.Sprintf("%s does not let this node have the volume %s", m.Node, m.Name), who + " has its --allow and --allow-session; mend them, or the rules there" + then
+	}
+	return fmt.Sprintf("%s has not opened the volume %s", m.Node, m.Name), fmt.Sprintf("on %s: rdsd volume check %s, and rdsd errors%s", m.Node, m.Name, then)
+}
+
+// stalled tells of a request that takes too long.
+func (x *Exam) stalled(subject string, d, limit time.Duration, text, remedy string) {
+	if d == 0 {
+		return
+	}
+	p := Problem{Code: VolumeStalled, Severity: Warning, Subject: subject, Since: d, Text: text, Remedy: remedy}
+	if d >= limit {
+		p.Severity = Error
+	}
+	x.add(p)
+}
+
+// failed tells of requests that failed, the last of them so long ago; 0: that is not known.
+func (x *Exam) failed(subject, since string, failed, done uint64, ago time.Duration, why string) {
+	if failed == 0 || ago > Recent {
+		return
+	}
+	text := fmt.Sprintf("%d of %s failed since %s", failed, count(done, "request"), since)
+	if ago > 0 {
+		text += ", the last " + lasted(ago) + " ago"
+	}
 	if why != "" {
 		text += "; the last error: " + why
 	}
 	x.add(Problem{Code: VolumeErrors, Severity: Warning, Subject: subject, Text: text,
-		Remedy: "rdsd volume events --kept, here and on the node of the store, and the kernel's log there; the count begins anew when it is mapped or exported anew"})
+		Remedy: "rdsd volume events --kept, here and on the node of the store, and the kernel's log there; it is told for ten minutes after the last"})
 }
 
 // VolumePath is a path of a session.
@@ -121,7 +184,10 @@ type Export struct {
 	Failed       bool   // its store could not be opened
 	Error        string // why; else of the store, the last
 	For          time.Duration
-	Errors, Done uint64 // requests since it was opened
+	Errors, Done uint64        // requests since its store was opened
+	FailedAgo    time.Duration // the last of these; 0: not known
+	Stalled      time.Duration // as of a Mapping
+	Limit        time.Duration
 }
 
 // Export tells of one.
@@ -131,9 +197,11 @@ func (x *Exam) Export(e *Export) {
 		x.add(Problem{Code: ExportFailed, Severity: Error, Subject: subject, Since: e.For, Text: "the store cannot be opened: " + e.Error,
 			Remedy: fmt.Sprintf("see to %s (is it there, and may the daemon open it?), then rdsd volume check %s", e.Path, e.Name)})
 	}
+	x.stalled(subject, e.Stalled, e.Limit, fmt.Sprintf("a request to the store has not completed for %s", lasted(e.Stalled)),
+		fmt.Sprintf("see to what is behind %s (a disk, a network), and the kernel's log: dmesg", cmp.Or(e.Path, "the store")))
 	why := e.Error
 	if e.Failed {
 		why = "" // said above
 	}
-	x.failed(subject, e.Errors, e.Done, why)
+	x.failed(subject, "its store was opened", e.Errors, e.Done, e.FailedAgo, why)
 }

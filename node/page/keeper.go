@@ -17,8 +17,8 @@ const (
 	// together, and is noted as if at one time.
 	followEvery = 5 * time.Millisecond
 	// settleEvery is how often the keeper looks at all that is congested, of which it may
-	// have missed something, and settleSoon how soon after something became congested, to
-	// learn who should read it.
+	// have missed something, and has other nodes asked who reads their ports; settleSoon is how
+	// soon after something became congested, to learn who should read it.
 	settleEvery = 5 * time.Second
 	settleSoon  = time.Second
 	// settleShare bounds what looking costs: so many times as long passes without.
@@ -116,6 +116,10 @@ func (k *Keeper) follow(list []rds.Notice) (on bool) {
 
 // settle looks at everything that is congested.
 func (k *Keeper) settle() {
+	// The next look has the answers, and in the meantime all who show ports of other nodes.
+	for _, h := range k.host.Locals() {
+		h.AskReaders()
+	}
 	var ports []hour.Port
 	more := 0
 	readers := map[hour.Port]hour.Reader{}

@@ -374,7 +374,7 @@ func TestWhoMayLook(t *testing.T) {
 		}
 	}
 	// Nobody is a member of root's group but who is listed there.
-	if isMember(54321, "0") || !isMember(0, "0") {
+	if isMember(54321, 0) || !isMember(0, 0) {
 		t.Error("membership of group 0 is not what the files say")
 	}
 }

@@ -107,7 +107,7 @@ func (p *Page) mayLook(id config.Identity, c net.Conn) error {
 	case mode&0o020 != 0 && p.groups.member(id.UID, conf.API.SocketGroup, time.Now()):
 		return nil
 	}
-	return rdserr.With(rdserr.ErrPerm, "uid %d may not use the daemon's socket, and so may not look here: join the group of %s (api.socket_group), or be one of api.admin_uids", id.UID, conf.API.Socket)
+	return rdserr.With(rdserr.ErrPerm, "uid %d may not use the daemon's socket, and so may not look here: join the group of %s (api.socket_group) and log in anew, or be one of api.admin_uids", id.UID, conf.API.Socket)
 }
 
 const (
@@ -118,8 +118,9 @@ const (
 // groupCache knows for a moment who is a member of the socket's group: to find that
 // out files are read.
 type groupCache struct {
-	mu   sync.Mutex
-	seen map[uint32]membership // guarded by mu
+	mu      sync.Mutex
+	seen    map[uint32]membership // guarded by mu
+	holders holders
 }
 
 type membership struct {
@@ -134,7 +135,7 @@ func (g *groupCache) member(uid uint32, group string, now time.Time) bool {
 	if ok && now.Sub(m.at) < groupsAge {
 		return m.is
 	}
-	m = membership{isMember(uid, group), now}
+	m = membership{g.find(uid, group, now), now}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.seen == nil || len(g.seen) >= groupsKept {
@@ -144,7 +145,8 @@ func (g *groupCache) member(uid uint32, group string, now time.Time) bool {
 	return m.is
 }
 
-func isMember(uid uint32, group string) bool {
+// find finds out whether uid is a member: by the files, or by a process of that user.
+func (g *groupCache) find(uid uint32, group string, now time.Time) bool {
 	gid := os.Getegid()
 	if group != "" {
 		var err error
@@ -152,6 +154,12 @@ func isMember(uid uint32, group string) bool {
 			return false
 		}
 	}
+	// Root's own group is that of processes in containers, whoever their user is.
+	return isMember(uid, gid) || gid != 0 && g.holders.has(uid, gid, now)
+}
+
+// isMember asks /etc/passwd and /etc/group.
+func isMember(uid uint32, gid int) bool {
 	u, err := user.LookupId(strconv.FormatUint(uint64(uid), 10))
 	if err != nil {
 		return false

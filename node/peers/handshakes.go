@@ -110,12 +110,12 @@ func (t *handshakes) begin(now time.Time, remote netip.Addr, user int64, abort f
 	case t.order.Len() >= most:
 		silent = t.oldest(func(*Handshake) bool { return true })
 	}
-	if silent != nil {
+	x.at = t.order.PushBack(x)
+	t.count(x.source, 1)
+	if silent != nil { // behind x: without a connection of the source its pace would be forgotten
 		t.remove(silent)
 		t.refused++
 	}
-	x.at = t.order.PushBack(x)
-	t.count(x.source, 1)
 	t.mu.Unlock()
 	if silent != nil {
 		silent.abort()

@@ -172,3 +172,27 @@ func TestHandshakesOfABusyPeer(t *testing.T) {
 		t.Errorf("with no memory at all: %v", err)
 	}
 }
+
+// TestHandshakesOfFew: a source has its pace also where its share is one slot.
+func TestHandshakesOfFew(t *testing.T) {
+	for _, most := range []int{1, 4, 7} {
+		memory := quota.New(64<<20, nil)
+		var h handshakes
+		now := time.Unix(1000, 0)
+		got := ""
+		for _, after := range []time.Duration{0, 0, 0, handshakeEvery - 1, 1, 0} {
+			now = now.Add(after)
+			_, err := h.begin(now, netip.MustParseAddr("10.0.0.1"), NoUser, func() {}, most, memory)
+			if err != nil && !errors.Is(err, rdserr.ErrTooMany) {
+				t.Fatal(err)
+			}
+			got += fmt.Sprint(err == nil, " ")
+		}
+		if got != "true true false false true false " {
+			t.Errorf("of %d slots: %s", most, got)
+		}
+		if b := h.budget(most); b.Used != 1 || b.Refused != 5 || memory.Used() != handshakeBytes {
+			t.Errorf("of %d slots: %+v, %d bytes", most, b, memory.Used())
+		}
+	}
+}

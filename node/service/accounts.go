@@ -1,20 +1,59 @@
 package service
 
-import "github.com/rdsd/rdsd/node/base"
+import (
+	"sync"
+	"time"
+
+	"github.com/rdsd/rdsd/node/base"
+)
 
 // maxHolders is how many of those who hold memory status and metrics name.
 const maxHolders = 8
 
+// holderName begins the name of what one of them holds.
+const holderName = "memory of "
+
+// datedRefusals is when budgets refused something last, as nearly as they were looked at: what refuses counts, and
+// reads no clock for that.
+type datedRefusals struct {
+	mu   sync.Mutex
+	last map[string]datedRefusal // guarded by mu; by name
+}
+
+type datedRefusal struct {
+	n  uint64 // so many by then
+	at time.Time
+}
+
+// date says in the budgets how long ago they refused something.
+func (d *datedRefusals) date(list []base.Budget, now time.Time) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.last == nil {
+		d.last = map[string]datedRefusal{}
+	}
+	for i := range list {
+		b := &list[i]
+		if b.Refused > d.last[b.Name].n {
+			d.last[b.Name] = datedRefusal{b.Refused, now}
+		}
+		if b.Refused > 0 {
+			b.RefusedAgo = max(now.Sub(d.last[b.Name].at), 1)
+		}
+	}
+}
+
 // memoryBudgets is what the node's memory is held for.
-func (f *Front) memoryBudgets() []base.Budget {
+func (f *Front) memoryBudgets(now time.Time) []base.Budget {
 	b := f.deps.Budget
 	l := []base.Budget{
-		{Name: "memory_sending", Used: uint64(max(b.Sending(), 0)), Limit: uint64(b.Limit - b.Limit/4), Refused: b.Refused.Load()},
-		{Name: "memory_received", Used: uint64(max(b.Held(), 0)), Limit: uint64(b.Limit)},
+		{Name: "memory_sending", Used: uint64(max(b.Sending(), 0)), Limit: uint64(b.Limit - b.Limit/4), Refused: b.RefusedSending()},
+		{Name: "memory_received", Used: uint64(max(b.Held(), 0)), Limit: uint64(b.Limit), Refused: b.RefusedHeld()},
 	}
 	for _, u := range f.deps.Memory.Kinds() {
 		l = append(l, base.Budget{Name: "memory_" + u.Kind.String(), Used: uint64(max(u.Used, 0)), Limit: uint64(u.Limit), Refused: u.Refused})
 	}
+	f.refusedAt.date(l, now)
 	return l
 }
 
@@ -25,7 +64,7 @@ func (f *Front) memoryHolders() []base.Budget {
 		if h.Used <= 0 || len(l) == maxHolders {
 			break
 		}
-		l = append(l, base.Budget{Name: "memory of " + h.Holder.String(), Used: uint64(h.Used), Limit: uint64(f.deps.Memory.Limit())})
+		l = append(l, base.Budget{Name: holderName + h.Holder.String(), Used: uint64(h.Used), Limit: uint64(f.deps.Memory.Limit())})
 	}
 	return l
 }
@@ -34,7 +73,7 @@ func (f *Front) memoryHolders() []base.Budget {
 func (f *Front) snapshot(s *snapshot) {
 	f.deps.Read(&s.Snapshot)
 	s.Budgets = append(s.Budgets, f.deps.Clients.Budget(), f.deps.Users.Budget(), f.deps.FDs.Budget())
-	s.Budgets = append(s.Budgets, f.memoryBudgets()...)
+	s.Budgets = append(s.Budgets, f.memoryBudgets(time.Now())...)
 	s.holders = f.memoryHolders()
 	s.Budgets = append(s.Budgets, f.volumeBudgets()...)
 	s.rings, s.ringB = f.deps.Clients.Memory()

@@ -37,8 +37,8 @@ func (f *Front) mayChange(ctx context.Context, what string) error {
 }
 
 // GetStatus describes the node as a whole.
-func (a *adminServer) GetStatus(context.Context, *rdsdv1.GetStatusRequest) (*rdsdv1.Status, error) {
-	return a.front.status.get(a.front.makeStatus), nil
+func (a *adminServer) GetStatus(ctx context.Context, _ *rdsdv1.GetStatusRequest) (*rdsdv1.Status, error) {
+	return a.front.status.get(ctx, a.front.makeStatus)
 }
 
 func (f *Front) makeStatus() *rdsdv1.Status {
@@ -108,7 +108,7 @@ func (a *adminServer) Ping(ctx context.Context, r *rdsdv1.PingRequest) (*rdsdv1.
 	id := identityFrom(ctx)
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	by := datagram.Pinger{UID: id.UID, MayBind: func(port uint16) bool { return a.front.deps.Conf().MayBind(id, port) == nil }}
+	by := datagram.Pinger{UID: id.UID, May: a.front.deps.Conf().Bindable(id)}
 	from, rtt, err := a.front.deps.Host.Ping(ctx, by, local, remote)
 	if err != nil {
 		return nil, err

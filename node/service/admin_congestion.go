@@ -7,6 +7,7 @@ import (
 	"google.golang.org/grpc"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/client"
 	"github.com/rdsd/rdsd/node/datagram"
@@ -114,6 +115,13 @@ func (a *adminServer) WatchCongestion(r *rdsdv1.WatchCongestionRequest, stream g
 		return err
 	}
 	defer leave()
+	// Who does not read has so many notices kept for it.
+	account := a.front.deps.Memory.Account(quota.User(identityFrom(stream.Context()).UID))
+	defer account.Close()
+	if err := account.Take(quota.Clients, datagram.WatchBytes); err != nil {
+		return err
+	}
+	defer account.Give(quota.Clients, datagram.WatchBytes)
 	// Watch first, list then: a change in between is told twice, never missed.
 	w, stop := a.front.deps.Host.WatchCongestion()
 	defer stop()

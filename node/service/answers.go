@@ -42,7 +42,8 @@ const (
 	collectAfter = 10 * time.Second
 )
 
-// lists are the calls whose answers have as many parts as the node has of something.
+// lists are the calls whose answers have as many parts as the node has of something, or are looked for
+// among as many.
 var lists = map[string]bool{
 	rdsdv1.Admin_ListPeers_FullMethodName:            true,
 	rdsdv1.Admin_ListSockets_FullMethodName:          true,
@@ -52,6 +53,8 @@ var lists = map[string]bool{
 	rdsdv1.Admin_ListCongestionMaps_FullMethodName:   true,
 	rdsdv1.Admin_GetCongestionHistory_FullMethodName: true,
 	rdsdv1.Admin_ListErrors_FullMethodName:           true,
+	rdsdv1.Admin_GetConfig_FullMethodName:            true,
+	rdsdv1.VolumeService_Get_FullMethodName:          true,
 	rdsdv1.VolumeService_List_FullMethodName:         true,
 	rdsdv1.VolumeService_ListSessions_FullMethodName: true,
 	rdsdv1.VolumeService_ListPaths_FullMethodName:    true,

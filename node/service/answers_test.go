@@ -51,6 +51,7 @@ func TestListsInTurn(t *testing.T) {
 			return longAnswer(1), nil
 		}
 		list := &grpc.UnaryServerInfo{FullMethod: rdsdv1.Admin_ListQueue_FullMethodName}
+		get := &grpc.UnaryServerInfo{FullMethod: rdsdv1.VolumeService_Get_FullMethodName}
 		ended := make(chan error, 100)
 		call := func(ctx context.Context, info *grpc.UnaryServerInfo) {
 			go func() { _, err := a.unary(ctx, nil, info, slow); ended <- err }() // ends with finish or ctx
@@ -59,12 +60,14 @@ func TestListsInTurn(t *testing.T) {
 			call(ctx, list)
 			<-begun
 		}
-		waiting, give := context.WithCancel(ctx)
-		call(waiting, list)
-		synctest.Wait()
-		give()
-		if err := <-ended; !errors.Is(err, rdserr.ErrTimeout) || len(begun) != 0 {
-			t.Errorf("one more: %v", err)
+		for _, one := range []*grpc.UnaryServerInfo{list, get} {
+			waiting, give := context.WithCancel(ctx)
+			call(waiting, one)
+			synctest.Wait()
+			give()
+			if err := <-ended; !errors.Is(err, rdserr.ErrTimeout) || len(begun) != 0 {
+				t.Errorf("one more, %s: %v", one.FullMethod, err)
+			}
 		}
 		other, endOther := as(t, 1001)
 		defer endOther()
@@ -218,10 +221,10 @@ func TestAnswersAreCollected(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	length := node.Used()
 	if _, err := a.charged(1000, longAnswer(10000)); err != nil {
 		t.Fatal(err)
 	}
-	length := node.Used() / 2
 	await.Until(t, time.Minute, "What is gone is charged no more.", func() bool { return node.Used() == length })
 	runtime.KeepAlive(kept)
 	await.Until(t, time.Minute, "What went later neither.", func() bool { return node.Used() == 0 })

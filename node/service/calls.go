@@ -13,6 +13,7 @@ import (
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/internal/toll"
 	"github.com/rdsd/rdsd/node/base"
+	"github.com/rdsd/rdsd/node/client"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -28,12 +29,21 @@ import (
 //
 // Taken is what the server gave the client window for again, which it does when
 // a handler has read it.
+//
+// What stays of a call until it ends, its headers and its first message, is charged as its stream is.
 
 const (
 	// connBytes and streamBytes are what a connection and a call on it cost, idle
-	// (measured by internal/memtest): buffers to read and write, goroutines, headers.
+	// (measured by internal/memtest): buffers to read and write, goroutines, and heldFree.
 	connBytes   = 96 << 10
 	streamBytes = 16 << 10
+	// heldFree is what streamBytes covers of what a call holds until it ends, see holds.
+	heldFree = 2 << 10
+	// fieldBytes is what a byte of a block of headers may become, which is a field of a call that names one of
+	// before: up to 2.3 slots of a map, which is made for the count of fields, and a list of one value. All that
+	// maxHeaderBytes lets through becomes headMost at most.
+	fieldBytes = 128
+	headMost   = 4 * maxHeaderBytes
 	// frameBytes is what a frame costs the server beside its bytes.
 	frameBytes = 96
 	// callPatience is how long a read waits for memory before it ends its connection.
@@ -64,7 +74,8 @@ type callConn struct {
 	cost    int                    // of what the read under way brought, see pace
 	owed    int64                  // by the streams
 	taken   int64                  // of the account for them, at least owed when nothing waits
-	opened  int64                  // taken for streams as such
+	held    int64                  // by the streams until they end, beyond streamBytes each
+	opened  int64                  // taken for streams as such, and for what they hold
 	half    int                    // streams in the middle of a message
 	last    time.Time              // of the last read
 	waits   bool                   // for memory
@@ -80,6 +91,16 @@ type callStream struct {
 	spare    int64 // what the buffers of those are larger than they
 	frames   int64 // that brought them
 	owed     int64 // as settle last found it
+	head     int64 // bytes of its headers
+	held     int64 // as hold last found it
+}
+
+// holds is what a call keeps until it ends beyond what streamBytes covers: the fields of its headers, and its first
+// message as it was read. gRPC reads that before any handler is asked, and waits for the end of what the client
+// sends, which may never come; a watch has its request for as long as it stands. Window given again for the
+// bytes of it says nothing about that.
+func (s *callStream) holds() int64 {
+	return max(min(fieldBytes*s.head, headMost)+client.RequestBytes(s.msg.first)-heldFree, 0)
 }
 
 // owes is what the stream's unread bytes take. Window for a large message is
@@ -151,7 +172,7 @@ const callGrain = 32 << 10
 
 // take takes what is owed and not taken yet. mu is held.
 func (c *callConn) take() error {
-	if n := int64(len(c.streams))*streamBytes - c.opened; n > 0 {
+	if n := c.standing() - c.opened; n > 0 {
 		if err := c.account.Take(quota.Clients, n); err != nil {
 			return err
 		}
@@ -166,6 +187,9 @@ func (c *callConn) take() error {
 	return nil
 }
 
+// standing is what the streams cost as such, and hold. mu is held.
+func (c *callConn) standing() int64 { return int64(len(c.streams))*streamBytes + c.held }
+
 // lacks is what take takes for calls. mu is held.
 func (c *callConn) lacks() int64 {
 	return max(c.owed-c.taken+callGrain-1, 0) / callGrain * callGrain
@@ -173,7 +197,7 @@ func (c *callConn) lacks() int64 {
 
 // give gives back what is taken and not owed. mu is held.
 func (c *callConn) give() {
-	if n := c.opened - int64(len(c.streams))*streamBytes; n > 0 {
+	if n := c.opened - c.standing(); n > 0 {
 		c.account.Give(quota.Clients, n)
 		c.opened -= n
 	}
@@ -230,8 +254,12 @@ func (c *callConn) begin(size int) {
 	switch c.in.kind {
 	case frameHeaders:
 		if s == nil && c.streams != nil && c.in.stream != 0 {
-			c.streams[c.in.stream] = &callStream{}
+			s = &callStream{}
+			c.streams[c.in.stream] = s
 		}
+		c.headed(s, size)
+	case frameContinuation:
+		c.headed(s, size)
 	case frameReset:
 		c.forget(c.in.stream)
 	case frameData:
@@ -250,8 +278,11 @@ func (c *callConn) begin(size int) {
 
 func (c *callConn) body(p []byte) {
 	if s := c.cur; s != nil {
-		was := s.msg.size > 0
+		was, first := s.msg.size > 0, s.msg.first
 		s.msg.feed(p)
+		if s.msg.first != first {
+			c.hold(s)
+		}
 		c.halved(was, s.msg.size > 0)
 	}
 }
@@ -271,6 +302,21 @@ func (c *callConn) end() {
 	}
 }
 
+// headed adds size bytes to the headers of s, if there is one.
+func (c *callConn) headed(s *callStream, size int) {
+	if s != nil {
+		s.head += int64(size)
+		c.hold(s)
+	}
+}
+
+// hold brings up to date what s holds.
+func (c *callConn) hold(s *callStream) {
+	now := s.holds()
+	c.held += now - s.held
+	s.held = now
+}
+
 // settle brings up to date what s owes.
 func (c *callConn) settle(s *callStream) {
 	now := s.owes()
@@ -283,6 +329,7 @@ func (c *callConn) forget(id uint32) {
 		half := false // nothing of it waits any more
 		c.halved(s.msg.size > 0, half)
 		c.owed -= s.owed
+		c.held -= s.held
 		delete(c.streams, id)
 	}
 }
@@ -349,7 +396,7 @@ func (c *callConn) Close() error {
 		c.streams, c.cur = nil, nil
 		c.account.Give(quota.Calls, c.taken)
 		c.account.Give(quota.Clients, c.opened)
-		c.taken, c.opened, c.owed, c.half = 0, 0, 0, 0
+		c.taken, c.opened, c.owed, c.held, c.half = 0, 0, 0, 0, 0
 		c.mu.Unlock()
 		t.part(c, c.release)
 	})

@@ -1,6 +1,9 @@
 package service
 
-import "encoding/binary"
+import (
+	"cmp"
+	"encoding/binary"
+)
 
 // frames follows one direction of an HTTP/2 connection: it finds where frames
 // begin and end in the bytes of reads and writes, whatever their borders, and
@@ -86,6 +89,7 @@ type messages struct {
 	nhead int
 	left  int64 // bytes of the message left
 	size  int64 // of what has come of it, its head included; 0 between messages
+	first int64 // bytes of the first message, its head included, once all have come
 }
 
 func (m *messages) feed(p []byte) {
@@ -105,7 +109,7 @@ func (m *messages) feed(p []byte) {
 		m.size += n
 		p = p[n:]
 		if m.left == 0 {
-			*m = messages{}
+			*m = messages{first: cmp.Or(m.first, m.size)}
 		}
 	}
 }

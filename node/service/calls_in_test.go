@@ -39,6 +39,7 @@ func TestCallsReadAreNotOwed(t *testing.T) {
 		n := quota.New(1<<30, nil)
 		table := &callTable{log: slog.New(slog.DiscardHandler), count: &base.Counters{}, conns: map[*callConn]struct{}{}}
 		sock := &scripted{in: append(make([]byte, prefaceSize), h2frame(frameHeaders, 1, []byte("x"))...)}
+		sock.in = append(sock.in, h2frame(frameData, 1, grpcMessage(20, 25))...) // a bind: the first is charged until the end
 		c := table.wrap(sock, config.Identity{}, n.Account(quota.User(1)), func() {})
 		buf := make([]byte, 64<<10)
 		// A message of gRPC: a prefix of five bytes and so many more.

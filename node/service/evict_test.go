@@ -293,7 +293,7 @@ func TestWhoWaitsAndLeaves(t *testing.T) {
 	table := &callTable{log: slog.New(slog.NewTextHandler(&log, nil)), count: &base.Counters{}, conns: map[*callConn]struct{}{}}
 	client, ours := socketPair(t)
 	account := memory.Account(quota.User(1))
-	c := table.wrap(toll.Wrap(ours, nil), config.Identity{UID: 1}, account, func() { account.Close() })
+	c := table.wrap(toll.Wrap(ours, nil, nil), config.Identity{UID: 1}, account, func() { account.Close() })
 	read := make(chan error)
 	reads := func() { _, err := c.Read(make([]byte, 64<<10)); read <- err }
 	client.Write(append(make([]byte, prefaceSize), h2frame(frameHeaders, 1, []byte("x"))...))

@@ -42,7 +42,8 @@ const (
 	maxMessageBytes = 4 << 20
 	// maxStreamsPerClient bounds sockets and calls on one connection.
 	maxStreamsPerClient = 4096
-	maxHeaderBytes      = 16 << 10
+	// maxHeaderBytes bounds the fields of a call, with 32 bytes for each as HTTP/2 counts. A call has some ten fields, 600 bytes.
+	maxHeaderBytes = 4 << 10
 	// streamWindow and connWindow are what a client may send ahead of who reads it.
 	streamWindow = 256 << 10
 	connWindow   = 4 << 20
@@ -66,15 +67,16 @@ type Deps struct {
 // Front is the services of a node over gRPC: a server for the Unix socket and, when
 // configured, one for remote clients; and its metrics.
 type Front struct {
-	deps     Deps
-	calls    *callTable
-	metrics  *grpcprom.ServerMetrics
-	health   *health.Server
-	servers  []*grpc.Server
-	registry *prometheus.Registry
-	full     volumesFull
-	status   sharedStatus
-	hour     *webpage.Keeper // the last hour of congestion; nil without a Host
+	deps      Deps
+	calls     *callTable
+	metrics   *grpcprom.ServerMetrics
+	health    *health.Server
+	servers   []*grpc.Server
+	registry  *prometheus.Registry
+	full      volumesFull
+	refusedAt datedRefusals // of memory
+	status    sharedStatus
+	hour      *webpage.Keeper // the last hour of congestion; nil without a Host
 
 	pings, watches, volumeWatches *standing
 	answers                       *answers
@@ -107,8 +109,12 @@ func (f *Front) KeepHour(done <-chan struct{}) {
 // Registry is where the metrics of the node are.
 func (f *Front) Registry() *prometheus.Registry { return f.registry }
 
-// Sweep ends calls whose clients have been silent for too long in the middle of a message.
-func (f *Front) Sweep(now time.Time) { f.calls.sweep(now) }
+// Sweep ends calls whose clients have been silent for too long in the middle of a message, and notes which memory
+// was refused since the last one.
+func (f *Front) Sweep(now time.Time) {
+	f.calls.sweep(now)
+	f.memoryBudgets(now)
+}
 
 // register adds the services to a server.
 func (f *Front) register(s grpc.ServiceRegistrar) {
@@ -143,7 +149,7 @@ func (f *Front) newServer(register func(grpc.ServiceRegistrar), local bool) *grp
 	}
 	s := grpc.NewServer(
 		grpc.KeepaliveParams(keep),
-		grpc.Creds(&peerCreds{clients: f.deps.Users, calls: f.calls, guard: f.deps.Guard, memory: f.deps.Memory, closers: f.closers}),
+		grpc.Creds(&peerCreds{clients: f.deps.Users, calls: f.calls, guard: f.deps.Guard, memory: f.deps.Memory, closers: f.closers, tolls: &f.deps.Tolls}),
 		// What stands unread on a stream is bounded by its window, which does not
 		// grow by itself. For a message larger than that gRPC gives more when it
 		// begins to read it, so that it costs no large message a round trip.

@@ -38,6 +38,7 @@ type collector struct {
 	core, perPeer, own          []*prometheus.Desc // core and perPeer in the order of stats.Fields
 	queueing, rtt               *prometheus.Desc
 	peerUp, peerQueued, omitted *prometheus.Desc
+	peerWaiting                 *prometheus.Desc
 	peers, peersUp              *prometheus.Desc
 	sockets, clients            *prometheus.Desc
 	rings, ringB                *prometheus.Desc
@@ -56,6 +57,7 @@ func newCollector(read func(*snapshot), front *base.Counters, g *guard.Guard) *c
 		rtt:          d("rdsd_round_trip_seconds", "Time from a handshake or heartbeat to its answer."),
 		peerUp:       d("rdsd_peer_up", "1 while a lane to the peer is up.", "local", "peer"),
 		peerQueued:   d("rdsd_peer_queued_bytes", "Payload queued for the peer or not yet acknowledged by it.", "local", "peer"),
+		peerWaiting:  d("rdsd_peer_waiting_datagrams", "Datagrams for the peer that it has not acknowledged, or that wait to be sent or accepted, also before a congested port.", "local", "peer"),
 		omitted:      d("rdsd_metrics_peers_omitted", "Peers left out of this page because there are too many."),
 		peers:        d("rdsd_peers", "Peers known."),
 		peersUp:      d("rdsd_peers_up", "Peers with a lane that is up."),
@@ -91,7 +93,7 @@ func newCollector(read func(*snapshot), front *base.Counters, g *guard.Guard) *c
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, list := range [][]*prometheus.Desc{c.core, c.perPeer, c.own,
-		{c.queueing, c.rtt, c.peerUp, c.peerQueued, c.omitted, c.peers, c.peersUp, c.sockets, c.clients, c.rings, c.ringB, c.refusedLinks, c.used, c.limit, c.refused, c.holder, c.panics}} {
+		{c.queueing, c.rtt, c.peerUp, c.peerQueued, c.peerWaiting, c.omitted, c.peers, c.peersUp, c.sockets, c.clients, c.rings, c.ringB, c.refusedLinks, c.used, c.limit, c.refused, c.holder, c.panics}} {
 		for _, d := range list {
 			if d != nil {
 				ch <- d
@@ -138,6 +140,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		}
 		gauge(c.peerUp, up, local, remote)
 		gauge(c.peerQueued, float64(p.QueuedBytes), local, remote)
+		gauge(c.peerWaiting, float64(p.Waiting), local, remote)
 		values = p.Counters.Values(values[:0])
 		for j, v := range values {
 			if v != 0 && c.perPeer[j] != nil { // some eighty series for each peer would be mostly zeros
@@ -162,7 +165,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		count(c.refused, b.Refused, b.Name)
 	}
 	for _, b := range s.holders {
-		gauge(c.holder, float64(b.Used), strings.TrimPrefix(b.Name, "memory of "))
+		gauge(c.holder, float64(b.Used), strings.TrimPrefix(b.Name, holderName))
 	}
 }
 

@@ -26,7 +26,7 @@ func foremost[T any](list []T, n int, down func(*T) bool, traffic func(*T) uint6
 
 // unreached reports whether datagrams wait for a peer to which no lane is up, which is what
 // RdsdPeerUnreachable says.
-func unreached(p *datagram.PeerSnapshot) bool { return !p.Up && p.QueuedBytes > 0 }
+func unreached(p *datagram.PeerSnapshot) bool { return !p.Up && p.Waiting > 0 }
 
 // traffic orders peers: how many frames went to and came from one.
 func traffic(p *datagram.PeerSnapshot) uint64 {

@@ -45,7 +45,7 @@ func newQueueCollector(read func(*datagram.Figures), g *guard.Guard) *queueColle
 
 		congested:    d("congested_ports", "Ports that are congested: those of this node (side reader), and those of its peers (side sender).", "side"),
 		portsOmitted: d("metrics_ports_omitted", "Congested ports without series of their own, because others are congested for longer or hold up sockets here."),
-		portAge:      d("congested_port_age_seconds", "For how long the port has been congested.", port...),
+		portAge:      d("congested_port_age_seconds", "For how long the port has been congested; a peer's that concerns no socket here at least so long.", port...),
 		portQueued:   d("congested_port_queued_bytes", "Unread payload in the receive queue of the port; of a peer's port where its daemon said so.", port...),
 		portWaiting:  d("congested_port_waiting_sockets", "Sockets of this node that wait to send to the port.", port...),
 		portBlocked:  d("congested_port_blocked_sends", "Sends of this node refused or made to wait since the port became congested; 0 when the sockets they were of have gone.", port...),
@@ -88,9 +88,9 @@ func (c *queueCollector) Collect(ch chan<- prometheus.Metric) {
 		p.gauge(c.congested, float64(n), side)
 		total += n
 	}
-	// Ports change while they are counted.
-	p.gauge(c.portsOmitted, float64(max(total-len(f.Ports), 0)))
 	ports := mergePorts(f.Ports)
+	// Ports change while they are counted.
+	p.gauge(c.portsOmitted, float64(max(total-len(ports), 0)))
 	for i := range ports {
 		c.collectPort(p, &ports[i])
 	}

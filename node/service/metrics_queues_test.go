@@ -47,7 +47,7 @@ func TestQueueMetrics(t *testing.T) {
 		t.Errorf("%s: %s", p.Metric, p.Text)
 	}
 	want := `
-# HELP rdsd_congested_port_age_seconds For how long the port has been congested.
+# HELP rdsd_congested_port_age_seconds For how long the port has been congested; a peer's that concerns no socket here at least so long.
 # TYPE rdsd_congested_port_age_seconds gauge
 rdsd_congested_port_age_seconds{address="10.0.0.1",port="4000",side="reader"} 2
 rdsd_congested_port_age_seconds{address="10.0.0.2",port="5000",side="sender"} 1
@@ -170,6 +170,7 @@ func TestOnePortWithTwoAddresses(t *testing.T) {
 	r := prometheus.NewPedanticRegistry()
 	r.MustRegister(newQueueCollector(func(f *datagram.Figures) {
 		busyFigures(f)
+		f.Congested[datagram.SideSender] = 1
 		f.Ports = []datagram.PortFigures{
 			{Side: datagram.SideSender, Endpoint: port, Age: 3 * time.Second, Blocked: 1, Waiting: 2},
 			{Side: datagram.SideSender, Endpoint: port, Age: time.Second, Blocked: 4, Waiting: 1, Known: true,
@@ -178,7 +179,7 @@ func TestOnePortWithTwoAddresses(t *testing.T) {
 		}
 	}, nil))
 	want := `
-# HELP rdsd_congested_port_age_seconds For how long the port has been congested.
+# HELP rdsd_congested_port_age_seconds For how long the port has been congested; a peer's that concerns no socket here at least so long.
 # TYPE rdsd_congested_port_age_seconds gauge
 rdsd_congested_port_age_seconds{address="10.0.0.2",port="5000",side="reader"} 0
 rdsd_congested_port_age_seconds{address="10.0.0.2",port="5000",side="sender"} 3

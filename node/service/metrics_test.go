@@ -116,7 +116,7 @@ func TestMetricsPeersAreBounded(t *testing.T) {
 		for i := range maxPeersInMetrics + 100 + down {
 			p := datagram.PeerSnapshot{Local: netip.MustParseAddr("10.0.0.1"), Remote: netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), Up: true}
 			if p.Counters.ReceivedFrames = uint64(i + 1); i >= maxPeersInMetrics+100 {
-				p.Counters.ReceivedFrames, p.Up, p.QueuedBytes = 0, false, 1
+				p.Counters.ReceivedFrames, p.Up, p.Waiting = 0, false, 1
 			}
 			s.Peers = append(s.Peers, p)
 		}

@@ -73,14 +73,14 @@ type volumeCollector struct {
 	read  func(*volumeSnapshot)
 	guard *guard.Guard
 
-	exports, mappings, sessions, omitted                      *prometheus.Desc
-	exportOpen, exportFailed, exportSize, exportUsers         *prometheus.Desc
-	mappingOpen, mappingSize, mappingUsers                    *prometheus.Desc
-	exportOps, mappingOps                                     opDescs
-	sessionUp, sessionInFlight, sessionWaiting, sessionMemory *prometheus.Desc
-	sessionUnfenced                                           *prometheus.Desc
-	pathUp, pathLatency, pathInFlight                         *prometheus.Desc
-	pathCounters                                              []*prometheus.Desc // in the order of pathCounters
+	exports, mappings, sessions, omitted                            *prometheus.Desc
+	exportOpen, exportFailed, exportSize, exportUsers, exportOldest *prometheus.Desc
+	mappingOpen, mappingSize, mappingUsers, mappingOldest           *prometheus.Desc
+	exportOps, mappingOps                                           opDescs
+	sessionUp, sessionInFlight, sessionWaiting, sessionMemory       *prometheus.Desc
+	sessionUnfenced, sessionTimeouts                                *prometheus.Desc
+	pathUp, pathLatency, pathInFlight                               *prometheus.Desc
+	pathCounters                                                    []*prometheus.Desc // in the order of pathCounters
 }
 
 // pathCounters are the statistics of a path that only grow.
@@ -124,18 +124,21 @@ func newVolumeCollector(read func(*volumeSnapshot), g *guard.Guard) *volumeColle
 		exportFailed: d("export_failed", "1 while the store of the export could not be opened.", "export"),
 		exportSize:   d("export_size_bytes", "Size of the export, as it was when its store was looked at last.", "export"),
 		exportUsers:  d("export_users", "Sessions that have the export open.", "export"),
+		exportOldest: d("export_oldest_request_seconds", "For how long the oldest request to the store has not completed; 0 without one.", "export"),
 		exportOps:    ops("export", "to the store", "export"),
 
-		mappingOpen:  d("mapping_open", "1 while requests are carried out.", mapping...),
-		mappingSize:  d("mapping_size_bytes", "Size of the mapped volume.", mapping...),
-		mappingUsers: d("mapping_users", "Connections to the mapping's socket; 1 for an attached kernel device.", mapping...),
-		mappingOps:   ops("mapping", "to the mapped volume", mapping...),
+		mappingOpen:   d("mapping_open", "1 while requests are carried out.", mapping...),
+		mappingSize:   d("mapping_size_bytes", "Size of the mapped volume.", mapping...),
+		mappingUsers:  d("mapping_users", "Connections to the mapping's socket; 1 for an attached kernel device.", mapping...),
+		mappingOldest: d("mapping_oldest_request_seconds", "For how long the oldest request to the mapped volume has not completed; 0 without one.", mapping...),
+		mappingOps:    ops("mapping", "to the mapped volume", mapping...),
 
 		sessionUp:       d("volume_session_up", "1 while a path of the session is connected.", session...),
 		sessionInFlight: d("volume_session_requests_in_flight", "Requests of the session that have not been answered.", session...),
 		sessionWaiting:  d("volume_session_requests_waiting", "Requests of the session that wait for a permit or a path.", session...),
 		sessionMemory:   d("volume_session_memory_bytes", "Chunks of the session that are in memory (server).", session...),
 
+		sessionTimeouts: d("volume_session_request_timeouts_total", "times that a request was not answered within the I/O timeout (client)", session...),
 		sessionUnfenced: d("volume_session_unfenced_failovers_total", "lost paths to a kernel's server whose requests went to another path without a fence (client)", session...),
 
 		pathUp:       d("volume_path_up", "Connected paths between these addresses over this transport.", path...),
@@ -150,8 +153,8 @@ func newVolumeCollector(read func(*volumeSnapshot), g *guard.Guard) *volumeColle
 
 // Describe implements prometheus.Collector.
 func (c *volumeCollector) Describe(ch chan<- *prometheus.Desc) {
-	list := []*prometheus.Desc{c.exports, c.mappings, c.sessions, c.omitted, c.exportOpen, c.exportFailed, c.exportSize, c.exportUsers,
-		c.mappingOpen, c.mappingSize, c.mappingUsers, c.sessionUp, c.sessionInFlight, c.sessionWaiting, c.sessionMemory, c.sessionUnfenced,
+	list := []*prometheus.Desc{c.exports, c.mappings, c.sessions, c.omitted, c.exportOpen, c.exportFailed, c.exportSize, c.exportUsers, c.exportOldest,
+		c.mappingOpen, c.mappingSize, c.mappingUsers, c.mappingOldest, c.sessionUp, c.sessionInFlight, c.sessionWaiting, c.sessionMemory, c.sessionUnfenced, c.sessionTimeouts,
 		c.pathUp, c.pathLatency, c.pathInFlight}
 	for _, o := range []*opDescs{&c.exportOps, &c.mappingOps} {
 		list = append(list, o.latency, o.errors, o.bytes, o.inFlight)
@@ -177,13 +180,14 @@ func (c *volumeCollector) Collect(ch chan<- prometheus.Metric) {
 		p.gauge(c.sessions, float64(n), role)
 	}
 	listed, gone := byName(s.exports, s.gone)
-	exports := most(p, listed, func(e *namedExports) bool { return e.failed }, func(e *namedExports) uint64 { return e.traffic() })
+	exports := most(p, listed, func(e *namedExports) bool { return e.failed || e.info.Stalled() }, func(e *namedExports) uint64 { return e.traffic() })
 	for i := range exports {
 		e := &exports[i]
 		p.gauge(c.exportOpen, boolean(e.info.State == "open"), e.info.Name)
 		p.gauge(c.exportFailed, boolean(e.failed), e.info.Name)
 		p.gauge(c.exportSize, float64(e.info.Info.Size), e.info.Name)
 		p.gauge(c.exportUsers, float64(len(e.info.Users)), e.info.Name)
+		p.gauge(c.exportOldest, e.info.Oldest.Seconds(), e.info.Name)
 		p.ops(&c.exportOps, &e.ops, e.info.Name)
 	}
 	// The counters of what was open below roots stay where there is room for them.
@@ -191,13 +195,14 @@ func (c *volumeCollector) Collect(ch chan<- prometheus.Metric) {
 	for i := range gone {
 		p.ops(&c.exportOps, &gone[i].ops, gone[i].info.Name)
 	}
-	mappings := most(p, s.mappings, func(m *counted[volume.MappingInfo]) bool { return m.info.State != volume.StateOpen }, (*counted[volume.MappingInfo]).traffic)
+	mappings := most(p, s.mappings, func(m *counted[volume.MappingInfo]) bool { return m.info.State != volume.StateOpen || m.info.Stalled() }, (*counted[volume.MappingInfo]).traffic)
 	for i := range mappings {
 		m := &mappings[i]
 		labels := []string{m.info.ID, m.info.Node, m.info.Name}
 		p.gauge(c.mappingOpen, boolean(m.info.State == volume.StateOpen), labels...)
 		p.gauge(c.mappingSize, float64(m.info.Info.Size), labels...)
 		p.gauge(c.mappingUsers, float64(m.info.Users), labels...)
+		p.gauge(c.mappingOldest, m.info.Oldest.Seconds(), labels...)
 		p.ops(&c.mappingOps, &m.ops, labels...)
 	}
 	c.collectSessions(p, most(p, grouped(s.sessions, sessionLabels), sessionDown, func(g *[]volume.SessionInfo) (n uint64) {
@@ -245,6 +250,7 @@ func byName(exports, closed []counted[volume.ExportInfo]) (listed, gone []namedE
 		}
 		m.failed = m.failed || e.failed
 		m.info.Info.Size += e.info.Info.Size
+		m.info.Oldest = max(m.info.Oldest, e.info.Oldest)
 		m.info.Users = slices.Concat(m.info.Users, e.info.Users)
 		for op := range m.ops {
 			m.ops[op].Add(&e.ops[op])
@@ -273,7 +279,7 @@ func pathDown(g *[]volume.PathInfo) bool {
 }
 
 func (c *volumeCollector) collectSessions(p *page, list [][]volume.SessionInfo) {
-	var up, inFlight, waiting, memory, unfenced sums
+	var up, inFlight, waiting, memory, unfenced, timeouts sums
 	for _, s := range slices.Concat(list...) {
 		labels := sessionLabels(&s)
 		up.add(boolean(s.Up), labels)
@@ -282,6 +288,7 @@ func (c *volumeCollector) collectSessions(p *page, list [][]volume.SessionInfo) 
 		memory.add(float64(s.Memory), labels)
 		if s.Role == volume.RoleClient {
 			unfenced.add(float64(s.UnfencedFailovers), labels)
+			timeouts.add(float64(s.Timeouts), labels)
 		}
 	}
 	p.sums(c.sessionUp, prometheus.GaugeValue, &up)
@@ -289,6 +296,7 @@ func (c *volumeCollector) collectSessions(p *page, list [][]volume.SessionInfo) 
 	p.sums(c.sessionWaiting, prometheus.GaugeValue, &waiting)
 	p.sums(c.sessionMemory, prometheus.GaugeValue, &memory)
 	p.sums(c.sessionUnfenced, prometheus.CounterValue, &unfenced)
+	p.sums(c.sessionTimeouts, prometheus.CounterValue, &timeouts)
 }
 
 func (c *volumeCollector) collectPaths(p *page, list [][]volume.PathInfo) {

@@ -21,9 +21,9 @@ import (
 // busyVolumes is a node that exports and maps, with two paths between the same
 // addresses beside one over RDMA, and a session whose name is no text.
 func busyVolumes(s *volumeSnapshot) {
-	e := volume.ExportInfo{State: "open", Info: blk.Info{Size: 1 << 20}, Users: make([]volume.ExportUser, 2)}
+	e := volume.ExportInfo{State: "open", Info: blk.Info{Size: 1 << 20}, Users: make([]volume.ExportUser, 2), Oldest: 3 * time.Second}
 	e.Name = "disk"
-	m := volume.MappingInfo{State: volume.StateOpen, Users: 1}
+	m := volume.MappingInfo{State: volume.StateOpen, Users: 1, Oldest: 2500 * time.Millisecond}
 	m.ID, m.Node, m.Name, m.Info.Size = "v1", "10.0.0.7", "far", 4096
 	var ops [blk.NumOps]blk.OpCounts
 	w := &ops[blk.OpWrite]
@@ -32,7 +32,7 @@ func busyVolumes(s *volumeSnapshot) {
 	s.exports = append(s.exports, counted[volume.ExportInfo]{e, ops})
 	s.mappings = append(s.mappings, counted[volume.MappingInfo]{m, ops})
 	s.sessions = []volume.SessionInfo{
-		{Name: "a-b", Role: volume.RoleClient, Peer: "10.0.0.7:16388", Up: true, InFlight: 3},
+		{Name: "a-b", Role: volume.RoleClient, Peer: "10.0.0.7:16388", Up: true, InFlight: 3, Timeouts: 4},
 		{Name: "\xff", Role: volume.RoleServer, Peer: "[fd00::7]:4000", Memory: 7},
 	}
 	for i := range 2 {
@@ -66,6 +66,12 @@ func TestVolumeMetrics(t *testing.T) {
 # HELP rdsd_export_bytes_total bytes of requests to the store that succeeded
 # TYPE rdsd_export_bytes_total counter
 rdsd_export_bytes_total{export="disk",op="write"} 12288
+# HELP rdsd_export_oldest_request_seconds For how long the oldest request to the store has not completed; 0 without one.
+# TYPE rdsd_export_oldest_request_seconds gauge
+rdsd_export_oldest_request_seconds{export="disk"} 3
+# HELP rdsd_mapping_oldest_request_seconds For how long the oldest request to the mapped volume has not completed; 0 without one.
+# TYPE rdsd_mapping_oldest_request_seconds gauge
+rdsd_mapping_oldest_request_seconds{mapping="v1",node="10.0.0.7",volume="far"} 2.5
 # HELP rdsd_mapping_open 1 while requests are carried out.
 # TYPE rdsd_mapping_open gauge
 rdsd_mapping_open{mapping="v1",node="10.0.0.7",volume="far"} 1
@@ -95,14 +101,17 @@ rdsd_volume_path_up{destination="10.0.0.7",role="client",session="a-b",source="1
 # TYPE rdsd_volume_session_memory_bytes gauge
 rdsd_volume_session_memory_bytes{peer="10.0.0.7",role="client",session="a-b"} 0
 rdsd_volume_session_memory_bytes{peer="fd00::7",role="server",session="?"} 7
+# HELP rdsd_volume_session_request_timeouts_total times that a request was not answered within the I/O timeout (client)
+# TYPE rdsd_volume_session_request_timeouts_total counter
+rdsd_volume_session_request_timeouts_total{peer="10.0.0.7",role="client",session="a-b"} 4
 # HELP rdsd_volume_sessions Sessions for volumes.
 # TYPE rdsd_volume_sessions gauge
 rdsd_volume_sessions{role="client"} 1
 rdsd_volume_sessions{role="server"} 1
 `
-	err = testutil.GatherAndCompare(r, strings.NewReader(want), "rdsd_export_bytes_total", "rdsd_mapping_open", "rdsd_mapping_request_errors_total",
+	err = testutil.GatherAndCompare(r, strings.NewReader(want), "rdsd_export_bytes_total", "rdsd_export_oldest_request_seconds", "rdsd_mapping_oldest_request_seconds", "rdsd_mapping_open", "rdsd_mapping_request_errors_total",
 		"rdsd_mapping_requests_in_flight", "rdsd_volume_path_failovers_total", "rdsd_volume_path_latency_seconds", "rdsd_volume_path_up",
-		"rdsd_volume_session_memory_bytes", "rdsd_volume_sessions")
+		"rdsd_volume_session_memory_bytes", "rdsd_volume_session_request_timeouts_total", "rdsd_volume_sessions")
 	if err != nil {
 		t.Error(err)
 	}
@@ -165,6 +174,7 @@ func TestVolumeMetricsAreBounded(t *testing.T) {
 			}
 		}
 		s.exports[0].info.State, s.sessions[0].Up, s.mappings[0].info.State = "failed", false, volume.StateClosed
+		s.exports[1].info.Oldest, s.mappings[1].info.Oldest = volume.StallGrace, volume.StallGrace
 		s.paths[0].State, s.paths[1].State, s.paths[len(s.paths)-1].State = "reconnecting", "reconnecting", "reconnecting"
 	})
 	if n, err := testutil.GatherAndCount(r, "rdsd_export_open", "rdsd_volume_session_up", "rdsd_mapping_open", "rdsd_volume_path_up"); err != nil || n != 4*maxVolumesInMetrics {
@@ -173,7 +183,8 @@ func TestVolumeMetricsAreBounded(t *testing.T) {
 	w := httptest.NewRecorder()
 	promhttp.HandlerFor(r, metricsOptions).ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
 	for _, want := range []string{`rdsd_export_failed{export="0"} 1`, `rdsd_volume_session_up{peer="",role="client",session="0"} 0`,
-		`rdsd_mapping_open{mapping="0",node="",volume=""} 0`, `rdsd_volume_path_up{destination="",role="client",session="0",source="10.0.0.1",transport="tcp"} 0`,
+		`rdsd_mapping_open{mapping="0",node="",volume=""} 0`, `rdsd_export_oldest_request_seconds{export="1"} 10`, `rdsd_mapping_oldest_request_seconds{mapping="1",node="",volume=""} 10`,
+		`rdsd_volume_path_up{destination="",role="client",session="0",source="10.0.0.1",transport="tcp"} 0`,
 		fmt.Sprintf(`rdsd_volume_path_up{destination="",role="client",session="%d",source="10.0.0.1",transport="tcp"} 1`, maxVolumesInMetrics+9)} {
 		if !strings.Contains(w.Body.String(), want+"\n") {
 			t.Errorf("not shown: %s", want)

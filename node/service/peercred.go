@@ -31,6 +31,7 @@ type peerCreds struct {
 	guard    *guard.Guard
 	memory   *quota.Node
 	closers  *access.Closers
+	tolls    *toll.Users
 	refusals refusals // connections that live to be told why they may not
 }
 
@@ -82,7 +83,7 @@ func (f *Front) Closing() int { return f.closers.Waiting() }
 
 // measured ends a client's connection when it is too costly to be woken.
 func (c *peerCreds) measured(conn net.Conn, id config.Identity) net.Conn {
-	return toll.Wrap(conn, func(why error) { c.calls.count.CostlyClient(c.calls.log, id, why) })
+	return toll.Wrap(conn, c.tolls.Of(id.UID), func(why error) { c.calls.count.CostlyClient(c.calls.log, id, why) })
 }
 
 // closedAtOnce bounds the threads that connections can hold which are not even told.

@@ -19,6 +19,9 @@ import (
 func (f *Front) problems(s *snapshot) []health.Problem {
 	var x health.Exam
 	f.examineNode(&x)
+	if len(s.holders) > 0 {
+		x.Holder(strings.TrimPrefix(s.holders[0].Name, holderName), s.holders[0].Used)
+	}
 	for _, b := range s.Budgets {
 		x.Budget(b.Name, b.Used, b.Limit, b.RefusedAgo)
 	}
@@ -94,8 +97,7 @@ func (f *Front) examineNode(x *health.Exam) {
 // examinePeer is called with the lock held.
 func (f *Front) examinePeer(x *health.Exam, h *datagram.Local, pe *rds.Peer) {
 	c := pe.Conn()
-	q := c.Queued()
-	p := health.Peer{Local: h.Addr(), Remote: pe.Addr(), Waiting: uint64(q.Queued + q.Unacked + q.Held)}
+	p := health.Peer{Local: h.Addr(), Remote: pe.Addr(), Waiting: uint64(pe.Owed())}
 	p.Allowed, _ = h.Host().Peers().MayPeer(pe.Addr())
 	c.EachLane(func(cp *conn.Lane) {
 		i := cp.Info()
@@ -156,13 +158,21 @@ func tellReader(p *health.Port, r datagram.PortReader) {
 func examineVolumes(x *health.Exam, h *volume.Host, now time.Time) {
 	for _, m := range h.Mappings() {
 		f := health.Mapping{ID: m.ID, Node: m.Node, Name: m.Name, Open: m.State == volume.StateOpen, For: now.Sub(m.Since), LastError: m.LastError,
-			Paths: m.PathCount, Up: m.PathsUp, Waiting: uint64(m.Waiting)}
+			Init: m.State == volume.StateInit, Left: m.Left, Here: m.Here, NoDevice: m.NoDevice, SyncLost: m.SyncLost, Errno: m.Errno, Paths: m.PathCount, Up: m.PathsUp, Waiting: uint64(m.Waiting)}
 		f.Failed, f.Done = requests(m.Ops)
+		f.FailedAgo = m.FailedAgo
+		if f.Limit = m.IOTimeout; m.Stalled() {
+			f.Stalled = m.Oldest
+		}
 		x.Mapping(&f)
 	}
 	for _, e := range h.Exports() {
 		f := health.Export{Name: e.Name, Path: e.Path, Failed: e.State == "failed", Error: e.Error, For: now.Sub(e.Since)}
 		f.Errors, f.Done = requests(e.Ops)
+		f.FailedAgo = e.FailedAgo
+		if f.Limit = volume.StallLong; e.Stalled() {
+			f.Stalled = e.Oldest
+		}
 		x.Export(&f)
 	}
 	for _, s := range h.Sessions() {

@@ -1,8 +1,9 @@
 package service
 
 import (
+	"context"
+	"errors"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -10,62 +11,96 @@ import (
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/node/client/clienttest"
 	"github.com/rdsd/rdsd/node/datagram"
+	"github.com/rdsd/rdsd/rdserr"
 )
 
-// TestStatusOfManyIsShared: on a node with thousands of peers and sockets status costs a
+// TestStatusOfManyIsShared: where there is much to look at, whatever it is, status costs a
 // twentieth of a processor however often it is asked for, and nobody gets one that is older
-// than a second; on a node with few everybody gets one of his own.
+// than a second; where there is little everybody gets one of his own.
 func TestStatusOfManyIsShared(t *testing.T) {
-	const cost = 10 * time.Millisecond
 	for _, c := range []struct {
-		sockets     uint32
+		cost        time.Duration
 		most, least int
-	}{{fewThings, 1000, 1000}, {fewThings + 1, 6, 4}} {
+	}{{statusCheap, 1000, 1000}, {10 * time.Millisecond, 6, 4}} {
 		synctest.Test(t, func(t *testing.T) {
 			var s sharedStatus
 			made := 0
 			for range 1000 { // a second of those who ask
-				st := s.get(func() *rdsdv1.Status {
+				st, err := s.get(t.Context(), func() *rdsdv1.Status {
 					made++
-					time.Sleep(cost)
+					time.Sleep(c.cost)
 					st := &rdsdv1.Status{}
-					st.SetSockets(c.sockets)
 					st.SetUptimeNs(uint64(time.Now().UnixNano()))
 					return st
 				})
-				if age := time.Since(time.Unix(0, int64(st.GetUptimeNs()))); age > statusAge {
-					t.Fatalf("a status is %v old", age)
+				if age := time.Since(time.Unix(0, int64(st.GetUptimeNs()))); age > statusAge || err != nil {
+					t.Fatalf("a status is %v old, %v", age, err)
 				}
 				time.Sleep(time.Millisecond)
 			}
 			if made > c.most || made < c.least {
-				t.Errorf("with %d sockets it was made %d times, want %d to %d", c.sockets, made, c.least, c.most)
+				t.Errorf("it takes %v and was made %d times, want %d to %d", c.cost, made, c.least, c.most)
 			}
 		})
 	}
 }
 
-// TestManyAskAtOnce: those who come while one is made get that, and none waits for one of
-// his own.
+// TestManyAskAtOnce: those who come while one is made get the next, all the same one, and those who do
+// not wait any more have none made.
 func TestManyAskAtOnce(t *testing.T) {
-	var s sharedStatus
-	var made atomic.Int64
-	var all sync.WaitGroup
-	begun := time.Now()
-	for range 100 {
-		all.Go(func() {
-			s.get(func() *rdsdv1.Status {
-				made.Add(1)
-				time.Sleep(100 * time.Millisecond) // what others get meanwhile lasts for statusAge
+	synctest.Test(t, func(t *testing.T) {
+		var s sharedStatus
+		made := 0
+		finish := make(chan struct{})
+		ask := func(ctx context.Context) (*rdsdv1.Status, error) {
+			return s.get(ctx, func() *rdsdv1.Status {
+				made++
+				<-finish
 				st := &rdsdv1.Status{}
-				st.SetPeers(fewThings + 1)
+				st.SetUptimeNs(uint64(made))
 				return st
 			})
-		})
-	}
-	all.Wait()
-	if most := 1 + int64(time.Since(begun)/statusAge); made.Load() > most {
-		t.Errorf("made %d times, at most %d", made.Load(), most)
+		}
+		go ask(t.Context()) // ends with finish
+		synctest.Wait()
+		time.Sleep(statusCheap / 2)
+		ctx, cancel := context.WithCancel(t.Context())
+		var gone, stay sync.WaitGroup
+		for range 100 {
+			gone.Go(func() {
+				if st, err := ask(ctx); !errors.Is(err, rdserr.ErrTimeout) {
+					t.Errorf("a call that was cancelled got %v, %v", st, err)
+				}
+			})
+			stay.Go(func() {
+				if st, err := ask(t.Context()); err != nil || st.GetUptimeNs() != 2 {
+					t.Errorf("one who came while the first was made got %v, %v", st, err)
+				}
+			})
+		}
+		synctest.Wait()
+		cancel()
+		gone.Wait()
+		if made != 1 {
+			t.Errorf("made %d times while the first is made", made)
+		}
+		close(finish)
+		stay.Wait()
+		if _, err := ask(ctx); !errors.Is(err, rdserr.ErrTimeout) || made != 2 {
+			t.Errorf("made %d times, %v", made, err)
+		}
+	})
+}
+
+// TestStatusThatPanicked: who waits for one that came to nothing makes one.
+func TestStatusThatPanicked(t *testing.T) {
+	var s sharedStatus
+	func() {
+		defer func() { recover() }()
+		s.get(t.Context(), func() *rdsdv1.Status { panic("a fault") })
+	}()
+	if st, err := s.get(t.Context(), func() *rdsdv1.Status { return &rdsdv1.Status{} }); st == nil || err != nil {
+		t.Errorf("got %v, %v", st, err)
 	}
 }
 
@@ -77,7 +112,11 @@ func TestGetStatusIsShared(t *testing.T) {
 	crowd(t, n.hosts.Locals()[0])
 	reads := 0
 	read := n.services.deps.Read
-	n.services.deps.Read = func(s *datagram.Snapshot) { reads++; read(s) }
+	n.services.deps.Read = func(s *datagram.Snapshot) {
+		reads++
+		time.Sleep(2 * statusCheap)
+		read(s)
+	}
 	begun := time.Now()
 	for range 200 {
 		if _, err := (&adminServer{front: n.services}).GetStatus(t.Context(), &rdsdv1.GetStatusRequest{}); err != nil {

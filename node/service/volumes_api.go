@@ -231,7 +231,11 @@ func (s *volumeServer) Resize(ctx context.Context, r *rdsdv1.VolumeResizeRequest
 	case rdsdv1.VolumeResizeRequest_Mapping_case:
 		size, err = h.ResizeMapping(ctx, r.GetMapping(), r.GetSizeBytes())
 	case rdsdv1.VolumeResizeRequest_Export_case:
-		size, err = h.ResizeExport(ctx, r.GetExport(), r.GetSizeBytes())
+		resize := h.ResizeExport
+		if r.GetGrowOnly() {
+			resize = h.GrowExport
+		}
+		size, err = resize(ctx, r.GetExport(), r.GetSizeBytes())
 	default:
 		err = rdserr.With(rdserr.ErrInvalid, "what to resize is missing; want mapping or export")
 	}

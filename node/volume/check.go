@@ -9,6 +9,7 @@ import (
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/rnbd"
 )
 
 // Check looks for what is wrong with a mapping, found as by Unmap, an export, a
@@ -17,7 +18,7 @@ func (h *Host) Check(ctx context.Context, what string) ([]Finding, error) {
 	var k checks
 	found := what == ""
 	for _, m := range h.Mappings() {
-		if what == "" || what == m.ID || what == m.Device || what == m.Node+":"+m.Name {
+		if what == "" || what == m.ID || what == m.Device || names(what, m.Node, m.Name) {
 			found = true
 			k.mapping(&m)
 		}
@@ -58,15 +59,22 @@ func (k *checks) ok(n int, what, format string, args ...any) {
 	}
 }
 
+// worseFrom is an error for what lasts for the limit, and a warning before.
+func worseFrom(d, limit time.Duration) string {
+	if d >= limit {
+		return SeverityError
+	}
+	return SeverityWarning
+}
+
 func (k *checks) mapping(m *MappingInfo) {
 	n, what := len(k.list), "mapping "+m.ID
 	switch {
-	case m.State == StateInit:
-		k.add(SeverityError, what, "see that the node can be reached and exports the volume", "not open yet: %s", m.LastError)
 	case m.State == StateClosed && m.PathsUp == 0:
 		k.add(SeverityError, what, "see to the paths of session "+m.Session, "no path to %s; %d requests wait", m.Node, m.Waiting)
-	case m.State == StateClosed:
-		k.add(SeverityError, what, "see to the volume there, then remap "+m.ID, "the server does not have the volume: %s", m.LastError)
+	case m.State == StateInit || m.State == StateClosed:
+		text, fix := m.notOpen()
+		k.add(SeverityError, what, fix, "%s: %s", text, m.LastError)
 	}
 	if m.State == StateOpen {
 		if m.As == AsSocket {
@@ -80,6 +88,9 @@ func (k *checks) mapping(m *MappingInfo) {
 		if m.As == AsNBD && m.LastError == noConnection {
 			k.add(SeverityError, what, "start rdsd again", noConnection)
 		}
+		if m.Stalled() {
+			k.add(worseFrom(m.Oldest, m.IOTimeout), what, "see to the store there: rdsd check and the kernel's log on "+m.Node, "a request has not been answered for %v, though a path is connected", m.Oldest.Round(time.Millisecond))
+		}
 		for _, o := range m.Ops {
 			if o.Errors > 0 {
 				k.add(SeverityWarning, what, "see the events and the server's log", "%d of %d operations %q have failed", o.Errors, o.Completed, o.Op)
@@ -90,6 +101,40 @@ func (k *checks) mapping(m *MappingInfo) {
 		}
 	}
 	k.ok(n, what, "open, %d paths of %d connected", m.PathsUp, m.PathCount)
+}
+
+// notOpen is why it is not open, and what mends that. Only some of it is the other node's to mend, and to
+// remap a volume that others have changed would have who uses it go on over that.
+func (m *MappingInfo) notOpen() (text, fix string) {
+	then := ", then remap " + m.ID
+	if m.State == StateInit {
+		then = "; it is tried again by itself"
+	}
+	switch {
+	case m.Left && m.Errno == rdserr.ErrTooMany.Errno:
+		return "it was not taken up at the start", "raise volumes.max_mappings and start the daemon again, or unmap " + m.ID
+	case m.Left:
+		return "it was not taken up at the start", "see to that on this node and start the daemon again, or unmap " + m.ID
+	case m.Here:
+		return "what is persistent cannot be written here", "see to the disk of volumes.state_dir on this node; it is tried again by itself"
+	case m.NoDevice:
+		return "this node cannot make a device of it", "mend that on this node; it is tried again by itself"
+	case m.PathsUp == 0: // then nobody there was asked about the volume
+		return "no path to " + m.Node, "see that it can be reached, and to the paths of session " + m.Session + then
+	}
+	switch m.Errno {
+	case rdserr.ErrNotFound.Errno:
+		return "the server does not have the volume", "export it on " + m.Node + then
+	case rnbd.ErrStale.Errno:
+		return "the volume is not what was mapped", "look at the data; then remap " + m.ID + ", or unmap it and map it anew"
+	case rnbd.ErrNotOpen.Errno:
+		return "the server has taken the volume from this session", "see who writes it now (rdsd volume show " + m.Name + " on " + m.Node + ") and look at the data" + then
+	case rnbd.ErrWriter.Errno:
+		return "another session writes the volume", "see who that is (rdsd volume show " + m.Name + " on " + m.Node + "); once it has ended look at the data" + then
+	case rdserr.ErrPerm.Errno:
+		return "the server does not let this node have the volume", "see to --allow and --allow-session of the export, and the rules, on " + m.Node + then
+	}
+	return "the server has not opened the volume", "see that " + m.Node + " can be reached, and to the volume there (rdsd volume check " + m.Name + ")" + then
 }
 
 func (k *checks) export(ctx context.Context, h *Host, x *ExportInfo) {
@@ -107,6 +152,9 @@ func (k *checks) export(ctx context.Context, h *Host, x *ExportInfo) {
 		if err != nil {
 			k.add(SeverityError, what, "see to "+x.Path, "the store cannot be opened: %v", err)
 		}
+	}
+	if x.Stalled() {
+		k.add(worseFrom(x.Oldest, StallLong), what, "see to the disk of the store, and the kernel's log", "a request to the store has not completed for %v", x.Oldest.Round(time.Millisecond))
 	}
 	for _, o := range x.Ops {
 		if o.Errors > 0 {
@@ -130,8 +178,11 @@ func (k *checks) session(s *SessionInfo, paths []PathInfo) {
 }
 
 func (k *checks) host(h *Host) {
-	if err := h.store.aside; err != nil {
-		k.add(SeverityError, "state", "stop the daemon, mend the file, and give it its name back; or map and export anew", "what was persistent is not there: %v", err)
+	switch err := h.store.aside; {
+	case err != nil && h.store.unread:
+		k.add(SeverityError, "state", "see to the file system, and start the daemon again", "what is persistent is not there, nothing can be, and no volume can be mapped or asked about: %v", err)
+	case err != nil:
+		k.add(SeverityError, "state", "stop the daemon, mend the file, and give it its name back, if no volume was written meanwhile; or map and export anew", "what was persistent is not there: %v", err)
 	}
 	switch err := h.store.lastError(); {
 	case err != nil:

@@ -31,9 +31,13 @@ type client struct {
 	spec    MapSpec
 	since   time.Time // it is up, or not
 	up      bool
-	ever    bool                        // it has been up
-	pending []*volumeDevice             // wait for the first path
-	whys    map[*rtrs.ClientPath]string // why a path could not be connected, as it was told
+	ever    bool                          // it has been up
+	pending []*volumeDevice               // wait for the first path
+	whys    map[*rtrs.ClientPath]string   // why a path could not be connected, as it was told
+	made    map[*rtrs.ClientPath]PathSpec // what they were asked for as
+	wanted  []PathSpec                    // are not there, and tried again
+	struck  []PathSpec                    // were removed, and come back for nobody but who asks for them anew
+	seeking bool                          // seek runs
 }
 
 // batches are rooms for requests on their way to or from a device.
@@ -49,7 +53,7 @@ func newClient(h *Host, id string, s MapSpec) (*client, error) {
 	if s.OnLoss == OnLossError {
 		onLoss = rtrs.Error
 	}
-	c := &client{h: h, id: id, spec: s, since: h.machine.Wall(), done: make(chan struct{}), whys: map[*rtrs.ClientPath]string{}}
+	c := &client{h: h, id: id, spec: s, since: h.machine.Wall(), done: make(chan struct{}), whys: map[*rtrs.ClientPath]string{}, made: map[*rtrs.ClientPath]PathSpec{}}
 	cfg := &h.cfg
 	rc := rtrs.ClientConfig{
 		Name: s.Session, Conns: 1 + cfg.Connections, QueueDepth: s.QueueDepth,
@@ -102,34 +106,25 @@ func (c *client) finish(now time.Duration) {
 
 // session finds the session a MapSpec names, or makes it. raw is the MapSpec as
 // it was given: what it asks for must be what an existing session has. nil: it is for a
-// question, which takes a session as it is. strict: every path has to have an address. It
-// is undone by release.
+// question, which takes a session as it is. strict: every path has to have an address, else one
+// that has none is wanted. It is undone by release.
 func (h *Host) session(ctx context.Context, s, raw *MapSpec, strict bool) (*client, error) {
+	if h.store.unread {
+		// A mapping of before may have users that go on with it after the next start. To the server they and this session would be
+		// one: nobody would tell them what was written here, and a close here would end what it knows of them.
+		return nil, fmt.Errorf("what is mapped already is not known: %w", h.store.aside)
+	}
 	for {
-		c, err := h.join(ctx, s, raw)
+		c, err := h.join(ctx, s, raw, strict)
 		if (err == errQuestioned || err == errEnding) && h.machine.Wait(askAgain, ctx.Done()) != 0 {
 			continue // which is over in a moment
 		}
 		if c != nil || err != nil {
 			return c, err
 		}
-		var paths []endpoints
-		var firstErr error
-		for _, p := range s.Paths {
-			e, err := h.resolve(ctx, p)
-			if err == nil {
-				paths = append(paths, e)
-				continue
-			}
-			if firstErr == nil {
-				firstErr = err
-			}
-			if strict || ctx.Err() != nil {
-				return nil, err
-			}
-		}
-		if len(paths) == 0 {
-			return nil, firstErr
+		paths, err := h.findPaths(ctx, s.Paths, strict)
+		if err != nil {
+			return nil, err
 		}
 		c, err = h.enterSession(s, raw != nil)
 		if err != nil {
@@ -138,9 +133,12 @@ func (h *Host) session(ctx context.Context, s, raw *MapSpec, strict bool) (*clie
 		if c == nil {
 			continue // another was faster
 		}
+		var firstErr error
 		now := c.lock(h.now())
 		for _, p := range paths {
-			if _, err := c.newPath(now, p); err != nil && firstErr == nil {
+			if p.err != nil {
+				c.wants(p.spec, p.err)
+			} else if _, err := c.newPath(now, p.spec, p.endpoints); err != nil && firstErr == nil {
 				firstErr = err
 			}
 		}
@@ -162,8 +160,8 @@ var errQuestioned = rdserr.With(rdserr.ErrTimeout, "the session is there for a q
 // them for the one to stay, whichever it is.
 var errEnding = rdserr.With(rdserr.ErrTimeout, "the session is being closed")
 
-// join takes part in an existing session; nil: there is none.
-func (h *Host) join(ctx context.Context, s, raw *MapSpec) (*client, error) {
+// join takes part in an existing session; nil: there is none. strict is that of session.
+func (h *Host) join(ctx context.Context, s, raw *MapSpec, strict bool) (*client, error) {
 	h.mu.Lock()
 	c := h.clients[s.Session]
 	if c != nil && c.refs == 0 {
@@ -179,6 +177,12 @@ func (h *Host) join(ctx context.Context, s, raw *MapSpec) (*client, error) {
 		c.mapped = c.mapped || raw != nil
 	}
 	h.mu.Unlock()
+	if c != nil && strict { // what is restored was let in before, and its names may not be known just now
+		if err := c.leads(ctx, s); err != nil {
+			h.release(c)
+			return nil, err
+		}
+	}
 	if c == nil || raw == nil {
 		return c, nil
 	}
@@ -187,8 +191,10 @@ func (h *Host) join(ctx context.Context, s, raw *MapSpec) (*client, error) {
 		if err != nil {
 			break
 		}
-		if _, e := c.addPath(ctx, p, false); e != nil && rdserr.Errno(e) != rtrs.ErrExists.Errno {
-			err = e
+		if strict {
+			err = c.hasPath(ctx, p, forMap)
+		} else {
+			err = c.hasOrWants(ctx, p)
 		}
 	}
 	if err != nil {
@@ -288,9 +294,17 @@ func (c *client) close() {
 	c.finish(now)
 }
 
-// addPath resolves and adds a path. With here its source has to be an address that this node
-// has now: whoever asks sees it refused, while one that was kept may come back.
-func (c *client) addPath(ctx context.Context, p PathSpec, here bool) (*rtrs.ClientPath, error) {
+// asker is for whom a path is added.
+type asker uint8
+
+const (
+	forKept asker = iota // a mapping that was restored: not if it was removed since
+	forMap               // Map
+	forAdd               // AddPath, who sees a source refused that is no address of this node now; one that was kept may come back
+)
+
+// addPath resolves and adds a path.
+func (c *client) addPath(ctx context.Context, p PathSpec, who asker) (*rtrs.ClientPath, error) {
 	if err := p.check(c.h.cfg.Port); err != nil {
 		return nil, err
 	}
@@ -301,7 +315,7 @@ func (c *client) addPath(ctx context.Context, p PathSpec, here bool) (*rtrs.Clie
 	if err != nil {
 		return nil, err
 	}
-	if here && p.Src != "" && e.via.kind() == "" && c.h.local != nil && !c.h.local(e.local.Addr()) {
+	if who == forAdd && p.Src != "" && e.via.kind() == "" && c.h.local != nil && !c.h.local(e.local.Addr()) {
 		return nil, rdserr.With(rdserr.ErrAddrNotAvail, "path %q to %q: source %v is not an address of this node", p.Src, p.Dst, e.local.Addr())
 	}
 	now := c.lock(c.clock())
@@ -312,9 +326,17 @@ func (c *client) addPath(ctx context.Context, p PathSpec, here bool) (*rtrs.Clie
 		c.finish(now)
 		return nil, rdserr.With(rdserr.ErrTooMany, "session %s has %d paths already", c.spec.Session, maxPaths)
 	}
-	cp, err := c.newPath(now, e)
-	if err == nil && !slices.Contains(c.spec.Paths, p) {
-		c.spec.Paths = append(slices.Clone(c.spec.Paths), p)
+	if who == forKept && slices.Contains(c.struck, p) {
+		c.finish(now)
+		return nil, rdserr.With(rdserr.ErrCanceled, "the path %v of session %s was removed meanwhile", p, c.spec.Session)
+	}
+	cp, err := c.newPath(now, p, e)
+	if err == nil {
+		if !slices.Contains(c.spec.Paths, p) {
+			c.spec.Paths = append(slices.Clone(c.spec.Paths), p)
+		}
+		is := func(o PathSpec) bool { return o == p }
+		c.wanted, c.struck = slices.DeleteFunc(c.wanted, is), slices.DeleteFunc(c.struck, is)
 	}
 	c.finish(now)
 	return cp, err

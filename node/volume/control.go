@@ -14,8 +14,9 @@ import (
 )
 
 // Unmap ends a mapping, by ID, by the device's path, its URI, or by NODE:NAME. While a
-// program has it open this is refused with EBUSY; with force what is in flight
-// fails, and it returns within seconds whatever the server does.
+// program is connected to its socket, or its kernel device is mounted or held by another
+// device, this is refused with EBUSY, also where that cannot be told; with force what is in
+// flight fails, and it returns within seconds whatever the server does.
 func (h *Host) Unmap(ctx context.Context, what string, force bool) error {
 	h.mu.Lock()
 	m, err := h.find(what)
@@ -31,9 +32,12 @@ func (h *Host) Unmap(ctx context.Context, what string, force bool) error {
 		return err
 	}
 	if !force && f != nil {
-		busy := false
-		if err := h.do(ctx, "mapping "+m.id, func() error { busy = f.Busy(); return nil }); err != nil {
+		busy, unknown := false, error(nil)
+		if err := h.do(ctx, "mapping "+m.id, func() error { busy, unknown = f.Busy(); return nil }); err != nil {
 			return fmt.Errorf("is mapping %s in use? %w", m.id, err)
+		}
+		if unknown != nil {
+			return rdserr.With(rdserr.ErrBusy, "whether mapping %s is in use cannot be told: %v; let the daemon open it (packaging/volumes.conf), or see that nothing uses it and force it (--force)", m.id, unknown)
 		}
 		if busy {
 			return rdserr.With(rdserr.ErrBusy, "mapping %s is in use; close what uses it, or force it (--force)", m.id)
@@ -200,7 +204,11 @@ func pathOf[P any](list []P, session string, p PathSpec, ends func(P) (src, dst 
 	case n == 0:
 		return found, rdserr.With(rdserr.ErrNotFound, "session %s has no path %v", session, p)
 	}
-	return found, rdserr.With(rdserr.ErrInvalid, "session %s has %d paths %v; name both ends, and tcp: or ib:", session, n, p)
+	return found, manyPaths(session, n, p)
+}
+
+func manyPaths(session string, n int, p PathSpec) error {
+	return rdserr.With(rdserr.ErrInvalid, "session %s has %d paths %v; name both ends, and tcp: or ib:", session, n, p)
 }
 
 // names tells whether p may mean the path from src to dst over via.
@@ -250,12 +258,12 @@ func (h *Host) withPath(session string, p PathSpec, do func(c *client, now time.
 		return err
 	}
 	now := c.lock(h.now())
-	defer func() { c.finish(now) }()
 	cp, err := pathOf(c.rt.Paths(), session, p, c.ends)
-	if err != nil {
-		return err
+	if err == nil {
+		err = do(c, now, cp)
 	}
-	return do(c, now, cp)
+	c.finish(now)
+	return err
 }
 
 // AddPath adds a path to a client's session, named by name or ID.
@@ -264,7 +272,7 @@ func (h *Host) AddPath(ctx context.Context, session string, p PathSpec) (PathInf
 	if err != nil {
 		return PathInfo{}, err
 	}
-	cp, err := c.addPath(ctx, p, true)
+	cp, err := c.addPath(ctx, p, forAdd)
 	if err != nil {
 		return PathInfo{}, err
 	}
@@ -273,15 +281,22 @@ func (h *Host) AddPath(ctx context.Context, session string, p PathSpec) (PathInf
 	return c.pathInfo(cp), nil
 }
 
-// keepPaths writes down which paths a session has now.
+// keepPaths writes down which paths a session has now. What was removed goes, too, from mappings that are
+// being restored and have not joined it yet; if it was all they had they get those of the session.
 func (h *Host) keepPaths(c *client) {
 	h.mu.Lock()
 	done := c.look()
-	paths := slices.Clone(c.spec.Paths)
+	paths, struck := slices.Clone(c.spec.Paths), slices.Clone(c.struck)
 	done()
 	for _, m := range h.mappings {
-		if m.c == c {
+		switch {
+		case m.c == c:
 			m.spec.Paths = paths
+		case m.c == nil && m.restored && m.spec.Session == c.spec.Session:
+			left := slices.DeleteFunc(slices.Clone(m.spec.Paths), func(p PathSpec) bool { return slices.Contains(struck, p) })
+			if m.spec.Paths = left; len(left) == 0 {
+				m.spec.Paths = paths
+			}
 		}
 	}
 	h.mu.Unlock()
@@ -290,7 +305,8 @@ func (h *Host) keepPaths(c *client) {
 
 // RemovePath takes a path from a client's session; its requests move to others.
 // A path is named by its ends; Src, ports, or both may be left out where what is
-// left fits one path only. The last path stays (EBUSY): unmap instead.
+// left fits one path only; one that has no address yet (client.want) as it was asked for. The last
+// path stays (EBUSY): unmap instead.
 func (h *Host) RemovePath(ctx context.Context, session string, p PathSpec) error {
 	var of *client
 	err := h.withPath(session, p, func(c *client, now time.Duration, cp *rtrs.ClientPath) error {
@@ -298,12 +314,12 @@ func (h *Host) RemovePath(ctx context.Context, session string, p PathSpec) error
 			return rdserr.With(rdserr.ErrBusy, "it is the last path of session %s; unmap what uses it instead, or disconnect it", session)
 		}
 		of = c
-		c.spec.Paths = slices.DeleteFunc(slices.Clone(c.spec.Paths), func(s PathSpec) bool {
-			_, dst, via := c.ends(cp)
-			return matches(s.Dst, dst) && (s.Src == "" || matches(s.Src, cp.Local)) && s.Transport == via.kind()
-		})
+		c.strikeMade(cp)
 		return c.rt.Remove(now, cp)
 	})
+	if rdserr.Errno(err) == rdserr.ErrNotFound.Errno {
+		return h.removeWanted(session, p, err)
+	}
 	if of != nil && err == nil {
 		h.keepPaths(of)
 	}
@@ -322,7 +338,13 @@ func (h *Host) DisconnectPath(ctx context.Context, session string, p PathSpec) e
 // disconnect closes a path of a session of the server.
 func (s *server) disconnect(session string, p PathSpec) error {
 	now := s.lock(s.clock())
-	defer func() { s.finish(now) }()
+	err := s.disconnects(now, session, p)
+	s.finish(now)
+	return err
+}
+
+// disconnects is what disconnect does, with the lock.
+func (s *server) disconnects(now time.Duration, session string, p PathSpec) error {
 	for _, e := range s.rt.Sessions() {
 		if x := s.sessions[e]; e.Name != session && (x == nil || x.id != session) {
 			continue

@@ -25,7 +25,13 @@ func openDisk(dir string) (Disk, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	f, err := os.OpenFile(filepath.Join(dir, "volumes.lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	lock := filepath.Join(dir, "volumes.lock")
+	f, err := openLock(lock, os.O_RDWR|os.O_CREATE, 0o600)
+	if errors.Is(err, unix.EROFS) { // what is there can be read
+		if r, e := openLock(lock, os.O_RDONLY, 0); e == nil {
+			f, err = r, nil
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -38,6 +44,9 @@ func openDisk(dir string) (Disk, error) {
 	}
 	return &directory{name: filepath.Join(dir, stateFile), lock: f}, nil
 }
+
+// openLock stands for os.OpenFile in tests.
+var openLock = os.OpenFile
 
 func (d *directory) Read() ([]byte, error) { return os.ReadFile(d.name) }
 

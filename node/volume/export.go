@@ -43,16 +43,21 @@ const (
 type ExportInfo struct {
 	ExportSpec // Kind as it is now
 
-	Origin string
-	State  string   // "open"; "closed": the store is opened when a client comes; "failed": it could not be, at the last attempt
-	Error  string   // of the store, the last; of "failed": why it could not be opened
-	Info   blk.Info // of the store; the zero value where it is not open
-	Users  []ExportUser
-	Ops    []OpCounters // by operation, since the store was opened
-	Since  time.Time    // it has this state
+	Origin    string
+	State     string   // "open"; "closed": the store is opened when a client comes; "failed": it could not be, at the last attempt
+	Error     string   // of the store, the last; of "failed": why it could not be opened
+	Info      blk.Info // of the store; the zero value where it is not open
+	Users     []ExportUser
+	Ops       []OpCounters  // by operation, since the store was opened
+	Since     time.Time     // it has this state
+	Oldest    time.Duration // the oldest request to the store has not completed for so long; 0: there is none
+	FailedAgo time.Duration // a request failed last; 0: none did
 
 	key storeKey // what its stores are counted for
 }
+
+// Stalled reports whether a request to the store takes too long.
+func (i *ExportInfo) Stalled() bool { return i.Oldest >= StallGrace }
 
 // ExportUser is a session that has an export open.
 type ExportUser struct {

@@ -119,13 +119,15 @@ func (h *Host) leaveExports(x *export) {
 	}
 }
 
+// removeExport ends x, and not another one that has its name by now. It is ErrNotFound if x has ended
+// meanwhile.
 func (h *Host) removeExport(x *export, force bool) error {
 	now := h.srv.lock(h.now())
 	unexport := h.srv.rn.Unexport
 	if force {
 		unexport = h.srv.rn.ForceUnexport
 	}
-	err := unexport(now, x.spec.Name)
+	err := unexport(now, x.exp)
 	if err == nil {
 		h.srv.forgetCounts(x.exp)
 	}
@@ -264,7 +266,13 @@ func (h *Host) Unexport(ctx context.Context, name string, force bool) error {
 func (h *Host) ForceClose(ctx context.Context, export, session string) error {
 	s := h.srv
 	now := s.lock(h.now())
-	defer func() { s.finish(now) }()
+	err := s.forceClose(now, export, session)
+	s.finish(now)
+	return err
+}
+
+// forceClose is what ForceClose does, with the lock.
+func (s *server) forceClose(now time.Duration, export, session string) error {
 	var found []*rtrs.ServerSession
 	for _, e := range s.rt.Sessions() {
 		if x := s.sessions[e]; e.Name == session || x != nil && x.id == session {
@@ -294,7 +302,7 @@ func (h *Host) storeFailed(name string, err error) {
 
 // Exports lists the exports by name, those open below roots included.
 func (h *Host) Exports() []ExportInfo {
-	open := h.srv.openVolumes()
+	open, busy := h.srv.stores()
 	// Sorted by what they belong to, so that the whole is looked at once and not once
 	// for each export: other nodes decide how long it is.
 	of := map[*rnbd.Export][]openVolume{}
@@ -308,6 +316,7 @@ func (h *Host) Exports() []ExportInfo {
 	list := make([]ExportInfo, 0, len(h.exports))
 	for _, x := range h.exports {
 		i := x.describe(of[x.exp])
+		i.Oldest = max(i.Oldest, busy[i.key].oldest)
 		i.count(of[x.exp])
 		if x.failed != nil && i.State == "open" && slices.ContainsFunc(i.Ops, func(o OpCounters) bool { return o.Errors > 0 }) {
 			i.Error = x.failed.Error()
@@ -320,26 +329,27 @@ func (h *Host) Exports() []ExportInfo {
 		}
 	}
 	below := map[int][]openVolume{} // by place in list
-	byName := map[string]int{}
-	for _, o := range open {
-		if o.Export != nil {
-			continue
-		}
-		key := o.Root.Path + "\x00" + o.Name
-		at, there := byName[key]
+	byKey := map[storeKey]int{}
+	find := func(o openVolume) *ExportInfo {
+		key := storeKey{o.Root, o.Name}
+		at, there := byKey[key]
 		if !there {
 			at = len(list)
-			byName[key] = at
-			i := ExportInfo{Origin: OriginRoot, State: "open", Since: o.began, key: storeKey{o.Root, o.Name}}
-			kind := KindFile
-			if f, ok := blk.As[*blk.File](o.Device); ok && f.ID().Block {
-				kind = KindBlock
-			}
-			i.ExportSpec = ExportSpec{Name: o.Name, Kind: kind, Path: o.Root.Path, ReadOnly: o.Root.ReadOnly, Shared: o.Root.Shared, Allow: o.Root.Allow, Sessions: o.Root.Sessions}
-			list = append(list, i)
+			byKey[key] = at
+			list = append(list, o.belowRoot())
 		}
-		list[at].use(o)
 		below[at] = append(below[at], o)
+		return &list[at]
+	}
+	for _, o := range open {
+		if o.Export == nil {
+			find(o).use(o)
+		}
+	}
+	for _, o := range busy {
+		if o.Export == nil {
+			find(o).has(o)
+		}
 	}
 	for at, open := range below {
 		list[at].count(open)
@@ -379,18 +389,34 @@ func (x *export) describe(open []openVolume) ExportInfo {
 	return i
 }
 
+// belowRoot is an export of a volume that was found below a root.
+func (o *openVolume) belowRoot() ExportInfo {
+	kind := KindFile
+	if f, ok := blk.As[*blk.File](o.Device); ok && f.ID().Block {
+		kind = KindBlock
+	}
+	return ExportInfo{Origin: OriginRoot, State: "open", Since: o.began, key: storeKey{o.Root, o.Name},
+		ExportSpec: ExportSpec{Name: o.Name, Kind: kind, Path: o.Root.Path, ReadOnly: o.Root.ReadOnly, Shared: o.Root.Shared, Allow: o.Root.Allow, Sessions: o.Root.Sessions}}
+}
+
 // use adds a session that has it open.
 func (i *ExportInfo) use(o openVolume) {
+	i.has(o)
+	i.Users = append(i.Users, ExportUser{Session: o.Session.Name, Peer: o.peer, Access: o.Access.String(), Since: o.began, Kernel: o.Session.Kernel()})
+}
+
+// has takes over how the store is that o has.
+func (i *ExportInfo) has(o openVolume) {
+	i.Oldest = max(i.Oldest, o.oldest)
 	if o.Device != nil {
 		i.State, i.Error, i.Info = "open", "", *o.Device.Info()
 		i.Size = i.Info.Size
 	}
-	i.Users = append(i.Users, ExportUser{Session: o.Session.Name, Peer: o.peer, Access: o.Access.String(), Since: o.began, Kernel: o.Session.Kernel()})
 }
 
 // count adds what the sessions that have it open have had done.
 func (i *ExportInfo) count(open []openVolume) {
-	i.Ops = opCounters(counts(open))
+	i.Ops, i.FailedAgo = opCounters(counts(open)), failedAgo(open)
 }
 
 // counts adds up what the devices of an export counted, each once however many
@@ -427,6 +453,15 @@ const resizeTries = 3
 // ResizeExport sets the size of a file or memory, in bytes, and tells who has it
 // open; 0: it looks which size the store has. It returns the size afterwards.
 func (h *Host) ResizeExport(ctx context.Context, name string, size uint64) (uint64, error) {
+	return h.resizeExport(ctx, name, size, false)
+}
+
+// GrowExport is ResizeExport, but refuses to make the store smaller than it is now.
+func (h *Host) GrowExport(ctx context.Context, name string, size uint64) (uint64, error) {
+	return h.resizeExport(ctx, name, size, true)
+}
+
+func (h *Host) resizeExport(ctx context.Context, name string, size uint64, grow bool) (uint64, error) {
 	h.mu.Lock()
 	x := h.exports[name]
 	h.mu.Unlock()
@@ -436,34 +471,43 @@ func (h *Host) ResizeExport(ctx context.Context, name string, size uint64) (uint
 	if size != 0 && x.spec.ReadOnly {
 		return 0, rdserr.With(rdserr.ErrReadOnly, "export %q is read-only", name)
 	}
-	var was, is blk.Info
+	var is blk.Info
 	err := h.do(ctx, x.spec.Path, func() (err error) {
-		was, is, err = h.resize(x, size)
+		var was blk.Info
+		was, is, err = h.resize(x, size, grow)
 		// The last that had it open has closed it meanwhile: those count that have it now, or nobody.
 		for range resizeTries {
 			if !errors.Is(err, blk.ErrClosed) {
 				break
 			}
-			_, is, err = h.resize(x, size)
+			_, is, err = h.resize(x, size, grow)
+		}
+		if err == nil {
+			h.resized(x, was.Size, &is) // here, because the caller may have given up
 		}
 		return err
 	})
 	if err != nil {
 		return 0, fmt.Errorf("export %q: %w", name, err)
 	}
-	h.mu.Lock()
-	x.info = is
-	h.mu.Unlock()
-	if was.Size != is.Size {
-		h.ev.add(Event{Kind: EventResize, Export: name, Size: is.Size, Text: fmt.Sprintf("volume %s has %d bytes, it had %d", name, is.Size, was.Size)})
-	}
 	return is.Size, nil
+}
+
+// resized notes which size the store of x has now, and tells if it had another.
+func (h *Host) resized(x *export, was uint64, is *blk.Info) {
+	h.mu.Lock()
+	x.info = *is
+	there := h.exports[x.spec.Name] == x
+	h.mu.Unlock()
+	if there && was != is.Size {
+		h.ev.add(Event{Kind: EventResize, Export: x.spec.Name, Size: is.Size, Text: fmt.Sprintf("volume %s has %d bytes, it had %d", x.spec.Name, is.Size, was)})
+	}
 }
 
 // resize sets the size of the store of x, 0: leaves it, and has all look that have it open, under whatever
 // name, those included that have opened it meanwhile. The size is set by one of those that may write: where
-// they are, it keeps writes that it has from making the store long again.
-func (h *Host) resize(x *export, size uint64) (was, is blk.Info, err error) {
+// they are, it keeps writes that it has from making the store long again. grow: not to less than it has.
+func (h *Host) resize(x *export, size uint64, grow bool) (was, is blk.Info, err error) {
 	its := x.exp.Device
 	if open := h.srv.having(x, nil); len(open) > 0 {
 		its = open[0]
@@ -491,6 +535,11 @@ func (h *Host) resize(x *export, size uint64) (was, is blk.Info, err error) {
 		if !ok {
 			return was, is, blk.ErrNotSupported
 		}
+		if grow {
+			if err := lacks(by[i], size); err != nil {
+				return was, is, err
+			}
+		}
 		if err := r.Resize(size); err != nil {
 			return was, is, err
 		}
@@ -503,6 +552,20 @@ func (h *Host) resize(x *export, size uint64) (was, is blk.Info, err error) {
 		}
 	}
 	return was, *its.Info(), nil
+}
+
+// lacks is an error if d would lose something with a size. What a file had when it was opened
+// is not asked: others may have made it longer.
+func lacks(d blk.Device, size uint64) error {
+	if f, ok := blk.As[*blk.File](d); ok {
+		if err := f.Refresh(); err != nil {
+			return err
+		}
+	}
+	if has := d.Info().Size; size < has {
+		return rdserr.With(rdserr.ErrInvalid, "it has %d bytes, and with %d what is behind would be lost", has, size)
+	}
+	return nil
 }
 
 // having are the devices that sessions have open of the store of x, by that name or, if d is its file or

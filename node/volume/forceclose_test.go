@@ -54,7 +54,7 @@ func TestForceClose(t *testing.T) {
 	}
 	eventually(t, "closed", func() bool {
 		i, _ := client.h.Mapping(m.ID)
-		return i.State == StateClosed && strings.Contains(i.LastError, "taken")
+		return i.State == StateClosed && i.Errno == syscall.ENOTCONN && strings.Contains(i.LastError, "taken")
 	})
 	is(t, "once more", server.h.ForceClose(ctx, "disk", m.Session), syscall.ENOENT, "does not have")
 	if _, err := client.h.Remap(ctx, m.ID); err != nil {

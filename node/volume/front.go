@@ -24,8 +24,8 @@ type Front interface {
 	// Users returns how many programs have it open, as far as that can be told
 	// without waiting.
 	Users() int
-	// Busy reports whether somebody has it open. It may wait.
-	Busy() bool
+	// Busy reports whether somebody has it open, as far as that is seen; an error: it cannot be told. It may wait.
+	Busy() (bool, error)
 	// Resized is called when the volume has another size.
 	Resized(*blk.Info)
 	// Close ends it. leave: what a later Host can take up stays. It returns when
@@ -86,7 +86,7 @@ func listen(path string, mode fs.FileMode) (net.Listener, error) {
 
 func (f *socketFront) Users() int { return f.srv.Stats().Open }
 
-func (f *socketFront) Busy() bool { return f.Users() > 0 }
+func (f *socketFront) Busy() (bool, error) { return f.Users() > 0, nil }
 
 func (f *socketFront) Resized(*blk.Info) {} // NBD tells the size once; new clients see the new one
 

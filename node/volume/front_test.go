@@ -1,9 +1,11 @@
 package volume
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -46,5 +48,23 @@ func TestSocketTakesNoDescriptors(t *testing.T) {
 	}
 	if sent != unix.EPERM {
 		t.Errorf("a descriptor was sent: %v", sent)
+	}
+}
+
+// TestRuleForRequestSize: where the daemon may not, udev sets what the daemon would.
+func TestRuleForRequestSize(t *testing.T) {
+	b, err := os.ReadFile("../../packaging/60-rdsd-nbd.rules")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rules []string
+	for line := range strings.Lines(string(b)) {
+		if !strings.HasPrefix(line, "#") {
+			rules = append(rules, strings.TrimSpace(line))
+		}
+	}
+	want := fmt.Sprintf(`ACTION=="add", SUBSYSTEM=="block", KERNEL=="nbd*", ENV{DEVTYPE}=="disk", ATTR{queue/max_sectors_kb}="%d"`, requestSize>>10)
+	if len(rules) != 1 || rules[0] != want {
+		t.Errorf("%q, want %q", rules, want)
 	}
 }

@@ -68,7 +68,7 @@ func TestAnotherWroteWhileTheDaemonWasAway(t *testing.T) {
 			for range 3 {
 				client.start()
 				i := back(t, client, m.ID)
-				if i.State != StateClosed || i.LastError == "" {
+				if i.State != StateClosed || i.Errno != syscall.ESTALE {
 					t.Fatalf("back as %v, %q", i.State, i.LastError)
 				}
 				c, _ := opensAgain(t, m)
@@ -77,7 +77,7 @@ func TestAnotherWroteWhileTheDaemonWasAway(t *testing.T) {
 				}
 				c.Close()
 				eventually(t, "it is written down", func() bool {
-					st, err := client.h.store.read()
+					st, err := readState(client.h.store.disk)
 					return err == nil && len(st.Mappings) == 1 && st.Mappings[0].Stale
 				})
 				eventually(t, "it is closed there", func() bool { return len(server.h.Exports()[0].Users) == 0 })
@@ -119,7 +119,7 @@ func TestLostSyncIsKnownToTheNextDaemon(t *testing.T) {
 		t.Fatal("the flush did not fail")
 	}
 	eventually(t, "it is written down", func() bool {
-		st, err := client.h.store.read()
+		st, err := readState(client.h.store.disk)
 		return err == nil && len(st.Mappings) == 1 && st.Mappings[0].SyncLost
 	})
 	for _, ends := range []func(){client.stop, client.crash, client.stop} {
@@ -200,7 +200,7 @@ func TestFlushedIsTakenBackBeforeTheFirstWrite(t *testing.T) {
 	client.start()
 	eventually(t, "it says why it is not there", func() bool {
 		i, err := client.h.Mapping(m.ID)
-		return err == nil && i.State == StateInit && strings.Contains(i.LastError, syscall.ENOSPC.Error())
+		return err == nil && i.State == StateInit && i.Here && strings.Contains(i.LastError, syscall.ENOSPC.Error())
 	})
 	if c, err := nbd.DialURI(testCtx(t), m.URI); err == nil {
 		c.Close()

@@ -31,20 +31,31 @@ type driver struct {
 	status      func(index int) (map[int]bool, error)
 	backend     func(index int) (string, bool) // what it knows a device by, "": nothing; false: it does not tell
 	maxRequest  func(index, n int) error
-	held        func(index int) bool // somebody has it mounted, or in exclusive use
-	present     func() error         // nil: there is such a driver
+	held        func(index int) (bool, error) // somebody has it mounted, or in exclusive use; an error: that cannot be told
+	present     func() error                  // nil: there is such a driver
 }
 
 var kernelDriver = driver{nbd.Connect, nbd.Reconfigure, nbd.Disconnect, nbd.Status, nbd.Backend, nbd.SetMaxRequest, heldDevice, haveKernel}
 
 // heldDevice tells whether a device is mounted or in use by another device.
-func heldDevice(index int) bool {
+func heldDevice(index int) (bool, error) {
 	fd, err := eintr.Open(nbdPath(index), unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return errors.Is(err, unix.EBUSY)
+	if err == nil {
+		unix.Close(fd)
 	}
-	unix.Close(fd)
-	return false
+	return heldAfter(nbdPath(index), err)
+}
+
+// heldAfter is what err, of opening a device for oneself, says of whether others hold it. One that is
+// not in the daemon's /dev, or that the daemon may not open, can be mounted all the same.
+func heldAfter(path string, err error) (bool, error) {
+	switch {
+	case err == nil, errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV): // there is no device behind the name
+		return false, nil
+	case errors.Is(err, unix.EBUSY):
+		return true, nil
+	}
+	return false, fmt.Errorf("open %s: %w", path, err)
 }
 
 func nbdPath(index int) string { return "/dev/nbd" + strconv.Itoa(index) }
@@ -84,6 +95,7 @@ type kernelFront struct {
 
 	lost atomic.Bool               // somebody else has detached the device, or the kernel has given it up
 	cut  atomic.Bool               // the kernel has it, and nobody serves it any more
+	told atomic.Bool               // the kernel has told what it knows the device by, so that it does
 	gone func(*kernelFront, error) // called after either, with the error that serving it ended with
 }
 
@@ -115,9 +127,10 @@ func openKernel(ctx context.Context, drv driver, o kernelOptions, d blk.Device, 
 		}
 		return nil, fmt.Errorf("attach: %w", err)
 	}
+	f.ours() // which notes that the kernel tells
 	f.serve(ours)
 	if err := drv.maxRequest(f.index, requestSize); err != nil {
-		log.Warn("volume: the size of requests of a kernel device stays small, which costs throughput", "device", nbdPath(f.index), "err", err)
+		log.Warn("volume: the size of requests of a kernel device stays small, which costs throughput; packaging/60-rdsd-nbd.rules lets it be 1 MiB", "device", nbdPath(f.index), "err", err)
 	}
 	return f, nil
 }
@@ -137,20 +150,47 @@ func (f *kernelFront) connect(ctx context.Context, o *kernelOptions) (ours net.C
 	a.Size, a.BlockSize, a.Flags = i.Size, i.LogicalBlock, nbd.KernelFlags(i)
 	f.size, f.block = a.Size, a.BlockSize
 	a.Sockets = []int{int(kernel.Fd())}
-	if o.index == nbd.AnyDevice {
+	// Of one that was attached already and may have users, or of which that cannot be told, nothing is undone.
+	free := o.index == nbd.AnyDevice
+	if free {
 		f.index, err = f.drv.connectAny(o.avoid, a)
 	} else {
-		f.index, err = f.drv.connect(o.index, a)
+		b, known := f.drv.backend(o.index)
+		free = known && b != f.backend
+		_, err = f.drv.connect(o.index, a)
 	}
-	if err != nil {
-		ours.Close()
-		return nil, err
+	if err == nil {
+		return ours, nil
 	}
-	return ours, nil
+	ours.Close()
+	if b, known := f.drv.backend(f.index); free && known && b == f.backend {
+		// The kernel has attached it and its answer was lost: nobody else would ever detach it.
+		ctx, cancel := context.WithTimeout(context.Background(), frontEnd)
+		defer cancel()
+		f.detach(ctx)
+	}
+	return nil, err
 }
 
-// connectAny attaches the first device that is free. The kernel's own choice could be one of
-// avoid.
+// detach has the kernel detach the device while it is this one.
+func (f *kernelFront) detach(ctx context.Context) error {
+	err := nbd.Insist(ctx, func() error {
+		switch is, sure := f.ours(); {
+		case !sure:
+			return unix.EAGAIN
+		case !is:
+			return nil
+		}
+		return f.drv.disconnect(f.index)
+	})
+	if err != nil {
+		f.log.Warn("volume: a kernel device could not be detached and stays, without anybody behind it; nbd-client -d detaches it", "device", nbdPath(f.index), "err", err)
+	}
+	return err
+}
+
+// connectAny attaches the first device that is free, and returns which it was or, with an error, would
+// have been. The kernel's own choice could be one of avoid.
 func (d *driver) connectAny(avoid map[int]bool, a nbd.Attach) (index int, err error) {
 	attached, err := d.status(nbd.AnyDevice)
 	if err != nil && len(avoid) == 0 {
@@ -160,9 +200,8 @@ func (d *driver) connectAny(avoid map[int]bool, a nbd.Attach) (index int, err er
 		if attached[index] || avoid[index] {
 			continue
 		}
-		got, err := d.connect(index, a)
-		if !errors.Is(err, unix.EBUSY) {
-			return got, err
+		if _, err := d.connect(index, a); !errors.Is(err, unix.EBUSY) {
+			return index, err
 		}
 		refused++ // others attach devices, too
 	}
@@ -209,8 +248,8 @@ func (f *kernelFront) keeps(err error) bool {
 	if err == nil || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENODEV) {
 		return false
 	}
-	b, known := f.drv.backend(f.index)
-	return known && b == f.backend
+	is, sure := f.ours()
+	return is && (f.told.Load() || !sure)
 }
 
 // stop ends our side of the connections.
@@ -232,8 +271,10 @@ func (f *kernelFront) stopped() bool {
 // has tells whether the device is this one still. Nobody hears of it when one that is cut is detached, so the
 // kernel is asked then: the number may be another's.
 func (f *kernelFront) has() bool {
-	if f.cut.Load() && !f.ours() && f.lost.CompareAndSwap(false, true) {
-		f.gone(f, nil)
+	if f.cut.Load() {
+		if is, sure := f.ours(); sure && !is && f.lost.CompareAndSwap(false, true) {
+			f.gone(f, nil)
+		}
 	}
 	return !f.lost.Load()
 }
@@ -248,7 +289,12 @@ func (f *kernelFront) Users() int {
 
 // Busy opens the device, which may make the kernel read from it. A device that was detached
 // may be another's by now.
-func (f *kernelFront) Busy() bool { return f.has() && f.drv.held(f.index) }
+func (f *kernelFront) Busy() (bool, error) {
+	if !f.has() {
+		return false, nil
+	}
+	return f.drv.held(f.index)
+}
 
 // Resized tells the kernel the present size: of two that are under way the last to tell must
 // not be the one that has looked first.
@@ -260,7 +306,9 @@ func (f *kernelFront) Resized(*blk.Info) {
 		return
 	}
 	a.Size, a.BlockSize = i.Size, i.LogicalBlock
-	if err := f.drv.reconfigure(f.index, a); err != nil {
+	ctx, cancel := context.WithTimeout(context.Background(), frontEnd)
+	defer cancel()
+	if err := nbd.Insist(ctx, func() error { return f.drv.reconfigure(f.index, a) }); err != nil {
 		f.log.Warn("volume: a kernel device was not told its new size", "device", nbdPath(f.index), "size", i.Size, "err", err)
 		return
 	}
@@ -276,10 +324,7 @@ func (f *kernelFront) Close(ctx context.Context, leave bool) error {
 		// meantime would be an error of the disk.
 		return f.srv.Close()
 	}
-	var err error
-	if f.ours() {
-		err = f.drv.disconnect(f.index)
-	}
+	err := f.detach(ctx)
 	if e := f.srv.Shutdown(ctx); err == nil {
 		err = e
 	}
@@ -287,12 +332,14 @@ func (f *kernelFront) Close(ctx context.Context, leave bool) error {
 }
 
 // ours tells whether the kernel's device of that number is this one. Others may have got the
-// number since it was detached. Where the kernel does not tell, ours is what was not detached.
-func (f *kernelFront) ours() bool {
+// number since it was detached. It is not sure where that cannot be read for the moment. Where the kernel does
+// not tell, ours is what was not detached.
+func (f *kernelFront) ours() (is, sure bool) {
 	if b, known := f.drv.backend(f.index); known {
-		return b == f.backend
+		f.told.Store(true)
+		return b == f.backend, true
 	}
-	return !f.lost.Load()
+	return !f.lost.Load(), !f.told.Load()
 }
 
 // haveKernel tells why there can be no kernel device; nil: there can.

@@ -25,9 +25,11 @@ type fakeKernel struct {
 	between func() // called once, when connect is done and before it returns
 	devices map[int]*fakeDevice
 	busy    bool         // every device is mounted
+	hidden  error        // nobody can tell whether one is; nil: the driver does
 	missing bool         // there is no driver
 	old     bool         // it does not tell what it knows devices by
 	fail    func() error // of reconfigure, before it does anything; nil: it does not
+	lost    error        // of connect, after it has attached the device
 	strayed int          // how often a device that it knows by nothing was reconfigured
 }
 
@@ -46,7 +48,7 @@ func newFakeKernel() *fakeKernel {
 func (k *fakeKernel) driver() driver {
 	return driver{connect: k.connect, reconfigure: k.reconfigure, disconnect: k.disconnect, status: k.status, backend: k.backend,
 		maxRequest: func(int, int) error { return nil },
-		held:       func(int) bool { k.mu.Lock(); defer k.mu.Unlock(); return k.busy },
+		held:       func(int) (bool, error) { k.mu.Lock(); defer k.mu.Unlock(); return k.busy, k.hidden },
 		present: func() error {
 			if k.missing {
 				return haveKernel()
@@ -107,6 +109,9 @@ func (k *fakeKernel) attach(index int, a nbd.Attach) (int, error) {
 	}
 	d := &fakeDevice{attach: a, size: a.Size}
 	k.devices[index] = d
+	if k.lost != nil {
+		return 0, errors.Join(k.lost, d.take(a.Sockets))
+	}
 	return index, d.take(a.Sockets)
 }
 

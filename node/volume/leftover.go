@@ -2,6 +2,7 @@ package volume
 
 import (
 	"slices"
+	"time"
 
 	"github.com/rdsd/rdsd/blk/nbd"
 	"github.com/rdsd/rdsd/rdserr"
@@ -13,13 +14,14 @@ import (
 type leftover struct {
 	export  *exportState // or
 	mapping *mappingState
-	err     error // why
+	err     error     // why
+	at      time.Time // when
 }
 
 // leaveExport keeps an export that could not be taken up.
 func (h *Host) leaveExport(o *exportState, err error) {
 	h.mu.Lock()
-	h.leftovers = append(h.leftovers, leftover{export: o, err: err})
+	h.leftovers = append(h.leftovers, leftover{export: o, err: err, at: h.machine.Wall()})
 	h.mu.Unlock()
 }
 
@@ -30,7 +32,7 @@ func (h *Host) leaveMapping(o *mappingState, again bool, err error) {
 		o.Verifier, o.Block, o.SyncLost, o.Stale, o.Flushed, o.Unused = 0, 0, false, false, false, true
 	}
 	h.mu.Lock()
-	h.leftovers = append(h.leftovers, leftover{mapping: o, err: err})
+	h.leftovers = append(h.leftovers, leftover{mapping: o, err: err, at: h.machine.Wall()})
 	h.mu.Unlock()
 }
 
@@ -50,7 +52,7 @@ func (h *Host) left() (list []leftover) {
 // called reports whether what names a mapping that was left, as by find.
 func (l *leftover) called(what string) bool {
 	s := l.mapping
-	return s != nil && what != "" && slices.Contains([]string{s.ID, s.Socket, s.Device, s.Node + ":" + s.Name, nbd.URI(s.Socket, s.Name)}, what)
+	return s != nil && what != "" && (names(what, s.Node, s.Name) || slices.Contains([]string{s.ID, s.Socket, s.Device, nbd.URI(s.Socket, s.Name)}, what))
 }
 
 // forgetLeft ends those that is tells of, and reports whether there were any. The state is to
@@ -69,13 +71,15 @@ func (h *Host) dropLeft(is func(l *leftover) bool) bool {
 }
 
 func (l *leftover) exportInfo() ExportInfo {
-	return ExportInfo{ExportSpec: l.export.spec(), Origin: OriginCall, State: "failed", Error: l.err.Error()}
+	return ExportInfo{ExportSpec: l.export.spec(), Origin: OriginCall, State: "failed", Since: l.at, Error: l.err.Error()}
 }
 
 func (l *leftover) mappingInfo() MappingInfo {
 	s, _ := l.mapping.spec() // as far as it can be read
 	s.Device = ""            // which may be another's now
-	return MappingInfo{MapSpec: s, State: StateInit, LastError: l.err.Error()}
+	i := MappingInfo{MapSpec: s, State: StateInit, Since: l.at, Left: true}
+	i.fails(l.err)
+	return i
 }
 
 // leftMapping finds a mapping that was left; ErrNotFound is err. mu is held.

@@ -130,7 +130,7 @@ func TestLeftAndMappedAgain(t *testing.T) {
 		client.stop()
 		client.cfg.MaxMappings = 1
 		client.start()
-		if i, err := client.h.Mapping("data"); err != nil || i.State != StateInit {
+		if i, err := client.h.Mapping("data"); err != nil || i.State != StateInit || !i.Left || i.Errno != syscall.EMFILE || i.Since.IsZero() {
 			t.Fatalf("there is no room: %+v, %v", i, err)
 		}
 		if err := client.h.Unmap(testCtx(t), first.ID, true); err != nil {
@@ -150,7 +150,7 @@ func TestLeftAndMappedAgain(t *testing.T) {
 			t.Errorf("unmapped: %+v", l)
 		}
 		eventually(t, "it is not in the state", func() bool {
-			st, err := client.h.store.read()
+			st, err := readState(client.h.store.disk)
 			return err == nil && len(st.Mappings) == 0
 		})
 	}
@@ -198,7 +198,7 @@ func TestMapThatFailed(t *testing.T) {
 		t.Fatalf("a socket where there is no directory: %v", err)
 	}
 	eventually(t, "it is not in the state", func() bool {
-		st, err := client.h.store.read()
+		st, err := readState(client.h.store.disk)
 		return err == nil && len(st.Mappings) == 0
 	})
 }

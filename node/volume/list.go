@@ -21,24 +21,47 @@ func (h *Host) wall(at time.Duration) time.Time { return h.base.Add(at) }
 // openVolume is a volume that a session of the server has open.
 type openVolume struct {
 	rnbd.OpenInfo
-	peer  netip.Addr
-	began time.Time
+	peer   netip.Addr
+	began  time.Time
+	oldest time.Duration // the oldest request to the store, of whatever session, is there for so long
 }
 
 func (s *server) openVolumes() []openVolume {
+	open, _ := s.stores()
+	return open
+}
+
+// stores are the volumes that sessions have open, and those that have requests at their stores, also of
+// sessions that are gone or have lost the volume.
+func (s *server) stores() (open []openVolume, busy map[storeKey]openVolume) {
 	defer s.look()()
-	var list []openVolume
+	now, oldest := s.h.now(), map[blk.Device]time.Duration{}
+	busy = map[storeKey]openVolume{}
+	s.rt.Each(func(r *rtrs.ServerReq) {
+		o, since := rnbd.AtStore(r)
+		if o.Device == nil {
+			return
+		}
+		oldest[o.Device] = max(oldest[o.Device], now-since)
+		k := storeKey{o.Root, o.Name}
+		if o.Export != nil {
+			k = storeKey{o.Export, o.Export.Name}
+		}
+		if is, there := busy[k]; !there || is.oldest < now-since {
+			busy[k] = openVolume{OpenInfo: o, began: s.h.wall(o.Since), oldest: now - since}
+		}
+	})
 	for _, o := range s.rn.Open() {
 		if o.Forced { // the session has nothing of it but a number
 			continue
 		}
-		v := openVolume{OpenInfo: o, began: s.h.wall(o.Since)}
+		v := openVolume{OpenInfo: o, began: s.h.wall(o.Since), oldest: oldest[o.Device]}
 		if x := s.sessions[o.Session]; x != nil {
 			v.peer = x.peer.Addr()
 		}
-		list = append(list, v)
+		open = append(open, v)
 	}
-	return list
+	return open, busy
 }
 
 // Mappings lists the mappings, oldest first.
@@ -47,8 +70,9 @@ func (h *Host) Mappings() []MappingInfo {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	list := make([]MappingInfo, 0, len(h.mappings))
+	seen := sinces{}
 	for _, m := range h.mappings {
-		list = append(list, m.describe())
+		list = append(list, m.describe(seen))
 	}
 	for _, l := range h.left() {
 		if l.mapping != nil {
@@ -79,13 +103,10 @@ func (h *Host) find(what string) (*mapping, error) {
 	var found *mapping
 	for _, m := range h.mappings {
 		s := &m.spec
-		switch what {
-		case m.id:
+		switch {
+		case what == m.id:
 			return m, nil
-		case s.Socket, m.device(), s.Node + ":" + s.Name, nbd.URI(s.Socket, s.Name):
-			if what == "" {
-				continue
-			}
+		case what != "" && (what == s.Socket || what == m.device() || what == nbd.URI(s.Socket, s.Name) || names(what, s.Node, s.Name)):
 			if found != nil {
 				return nil, rdserr.With(rdserr.ErrInvalid, "%q names more than one mapping (%s, %s); use the ID", what, found.id, m.id)
 			}
@@ -107,7 +128,7 @@ func (h *Host) Mapping(what string) (MappingInfo, error) {
 	if err != nil {
 		return h.leftMapping(what, err)
 	}
-	return m.describe(), nil
+	return m.describe(sinces{}), nil
 }
 
 // MappingCounts are counters and latencies of a mapping; false: there is none,
@@ -137,8 +158,20 @@ func (m *mapping) device() string {
 	return ""
 }
 
+// sinces are rnbd.Client.Oldest of sessions that were looked at: once for all mappings, however many requests wait.
+type sinces map[*client]map[*rnbd.Volume]time.Duration
+
+// fails notes the last error.
+func (i *MappingInfo) fails(err error) {
+	_, here := errors.AsType[hereError](err)
+	_, device := errors.AsType[deviceError](err)
+	i.LastError, i.Errno, i.Here, i.NoDevice = err.Error(), rdserr.Errno(err), here, device
+}
+
+var errNoPath = rdserr.With(rtrs.ErrNoPath, "there is no path")
+
 // describe is called with Host.mu held.
-func (m *mapping) describe() MappingInfo {
+func (m *mapping) describe(seen sinces) MappingInfo {
 	i := MappingInfo{MapSpec: m.spec, State: StateInit, Since: m.since}
 	i.Paths = slices.Clone(m.spec.Paths)
 	if i.Device = m.device(); i.As == AsSocket {
@@ -146,13 +179,13 @@ func (m *mapping) describe() MappingInfo {
 		i.URI = nbd.URI(i.Socket, i.Name)
 	}
 	if m.startErr != nil {
-		i.LastError = m.startErr.Error()
+		i.fails(m.startErr)
 	}
 	if m.front != nil {
 		i.Users = m.front.Users()
 	}
 	if m.c != nil {
-		m.c.describe(m, &i)
+		m.c.describe(m, &i, seen)
 	}
 	if k, ok := m.front.(*kernelFront); ok {
 		switch {
@@ -167,12 +200,13 @@ func (m *mapping) describe() MappingInfo {
 	}
 	if m.stats != nil {
 		i.Ops = opCounters(m.stats.Counts())
+		i.FailedAgo = m.stats.FailedAgo()
 	}
 	return i
 }
 
 // describe adds what the session knows of a mapping.
-func (c *client) describe(m *mapping, i *MappingInfo) {
+func (c *client) describe(m *mapping, i *MappingInfo, seen sinces) {
 	defer c.look()()
 	i.SessionID, i.Paths, i.Policy = c.id, slices.Clone(c.spec.Paths), c.spec.Policy
 	i.IOTimeout, i.LossTimeout, i.OnLoss, i.QueueDepth = c.spec.IOTimeout, c.spec.LossTimeout, c.spec.OnLoss, c.spec.QueueDepth
@@ -192,16 +226,27 @@ func (c *client) describe(m *mapping, i *MappingInfo) {
 		}
 	}
 	if m.lastErr != nil {
-		i.LastError = m.lastErr.Error()
+		i.fails(m.lastErr)
 	}
 	d := m.dev
 	if d == nil {
 		return
 	}
 	state, since := d.v.State()
-	i.State, i.Since = state.String(), c.h.wall(since)
+	i.SyncLost = d.v.Kept().SyncLost
+	if state != rnbd.Open || m.front != nil {
+		i.State, i.Since = state.String(), c.h.wall(since)
+	} else if m.startErr != nil { // nothing carries out requests here, and nothing else keeps it from that
+		i.fails(m.startErr)
+	}
 	_, held := d.v.Inflight()
 	i.Waiting += held
+	if seen[c] == nil {
+		seen[c] = c.rn.Oldest()
+	}
+	if at, ok := seen[c][d.v]; ok {
+		i.Oldest = max(c.h.now()-at, 0)
+	}
 	if info := d.v.Info(); info != nil {
 		i.Info = *info
 		i.Info.MaxBytes = d.v.Piece()
@@ -209,11 +254,11 @@ func (c *client) describe(m *mapping, i *MappingInfo) {
 	switch err := d.v.Err(); {
 	case state == rnbd.Open:
 	case err != nil:
-		i.LastError = err.Error()
+		i.fails(err)
 	case i.PathsUp == 0 && lost.Err != nil:
-		i.LastError = "there is no path: " + lost.Err.Error()
+		i.fails(fmt.Errorf("there is no path: %w", lost.Err))
 	case i.PathsUp == 0 && state == rnbd.Closed:
-		i.LastError = "there is no path"
+		i.fails(errNoPath)
 	}
 }
 
@@ -268,7 +313,7 @@ func (c *client) info() SessionInfo {
 	i := SessionInfo{ID: c.id, Name: c.rt.Name(), UUID: fmt.Sprintf("%x", c.rt.UUID()), Role: RoleClient, Peer: c.spec.Node, Up: c.up, Kernel: c.rt.Kernel(),
 		Policy: c.spec.Policy, OnLoss: c.spec.OnLoss, Volumes: volumes, Depth: st.Depth, InFlight: st.Inflight, Waiting: st.Queued + st.Stranded,
 		MaxIO: uint32(st.MaxIO), Since: c.since,
-		Unfenced: c.spec.Unfenced, UnfencedAfter: c.spec.UnfencedAfter, UnfencedFailovers: st.Unfenced, MaxReconnects: c.spec.MaxReconnects}
+		Unfenced: c.spec.Unfenced, UnfencedAfter: c.spec.UnfencedAfter, UnfencedFailovers: st.Unfenced, Timeouts: st.Timeouts, MaxReconnects: c.spec.MaxReconnects}
 	for _, p := range c.rt.Paths() {
 		i.Paths++
 		if p.Info().State == rtrs.Connected {

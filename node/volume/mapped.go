@@ -172,7 +172,10 @@ func (m *mapping) bringUp(ctx context.Context, raw *MapSpec, strict bool) error 
 		return rdserr.With(rdserr.ErrCanceled, "it was given up meanwhile")
 	}
 	if m.stage == taken {
-		c, err := h.session(ctx, &m.spec, raw, strict)
+		h.mu.Lock()
+		s := m.spec // of which keepPaths may take a path away
+		h.mu.Unlock()
+		c, err := h.session(ctx, &s, raw, strict)
 		if err != nil {
 			return err
 		}
@@ -194,10 +197,17 @@ func (m *mapping) bringUp(ctx context.Context, raw *MapSpec, strict bool) error 
 			}
 			m.said = true
 		}
-		return m.show()
+		if err := m.show(); err != nil {
+			return deviceError{err}
+		}
 	}
 	return nil
 }
+
+// deviceError is why this node cannot make a device of a volume that is open.
+type deviceError struct{ error }
+
+func (e deviceError) Unwrap() error { return e.error }
 
 // open opens the volume and waits for the answer.
 func (m *mapping) open(ctx context.Context, strict bool) error {

@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"syscall"
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
@@ -84,7 +85,7 @@ const NoLimit = -1
 
 // States of a mapping, those of the kernel's client.
 const (
-	StateInit     = "init"     // has not been open yet
+	StateInit     = "init"     // has not been open yet, or has no device here yet
 	StateOpen     = "open"     // requests are carried out
 	StateClosed   = "closed"   // no path, or the server has closed it: it is opened again by itself, or by Remap
 	StateUnmapped = "unmapped" // on its way out
@@ -104,8 +105,28 @@ type MappingInfo struct {
 	Waiting   int      // requests of its session that wait for a path or a permit
 	PathCount int      // of its session
 	PathsUp   int
-	Address   PathSpec     // of a connected path
-	Ops       []OpCounters // by operation, since it was mapped
+	Address   PathSpec      // of a connected path
+	Ops       []OpCounters  // by operation, since it was mapped
+	Oldest    time.Duration // its oldest request is not answered for so long; 0: there is none
+
+	Errno     syscall.Errno // of LastError; 0: there is none
+	Here      bool          // that is of this node: what is persistent cannot be written, and no other is asked before
+	NoDevice  bool          // that is of this node, too: it cannot make a device or a socket of the volume, which is open
+	Left      bool          // it could not be taken up at the start, and is not tried again before the next
+	FailedAgo time.Duration // a request failed last; 0: none did
+	SyncLost  bool          // completed writes may be lost, and no flush succeeds until it is mapped anew
+}
+
+// How long a request may take before that is a problem, and one to an export before it is an error: clients
+// have their own limits (MapSpec.IOTimeout).
+const (
+	StallGrace = 10 * time.Second
+	StallLong  = 30 * time.Second
+)
+
+// Stalled reports whether a request takes too long though a path is connected.
+func (i *MappingInfo) Stalled() bool {
+	return i.State == StateOpen && i.Oldest >= min(StallGrace, i.IOTimeout) && i.Oldest > 0
 }
 
 // VolumeInfo is what a node says of a volume.

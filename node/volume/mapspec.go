@@ -160,6 +160,11 @@ func checkID(id string) error {
 	return nil
 }
 
+// names tells whether what is NODE:NAME of a volume. An address of IPv6 stands in brackets there.
+func names(what, node, name string) bool {
+	return what == node+":"+name || what == "["+node+"]:"+name
+}
+
 // splitNode takes "host", "host:port", "address", "[address]:port" apart.
 func splitNode(s string, port uint16) (string, uint16, error) {
 	bad := rdserr.With(rdserr.ErrInvalid, "node %.60q: want a host name or an address, perhaps with a port (host:port, [address]:port)", s)
@@ -231,14 +236,26 @@ func (p PathSpec) resolve(ctx context.Context, port uint16) (local, remote netip
 	return netip.AddrPortFrom(c.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap(), 0), remote, nil
 }
 
+// lookUpIP stands for the resolver in tests.
+var lookUpIP = net.DefaultResolver.LookupNetIP
+
+// lookUpAll finds the addresses of a host.
+func lookUpAll(ctx context.Context, host string) ([]netip.Addr, error) {
+	addrs, err := lookUpIP(ctx, "ip", host)
+	switch {
+	case err == nil:
+		return addrs, nil
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	}
+	return nil, rdserr.With(rdserr.ErrHostDown, "%s: %v", host, err)
+}
+
 // lookUp finds an address of a host, of the family of like if that is valid.
 func lookUp(ctx context.Context, host string, like netip.Addr) (netip.Addr, error) {
-	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	addrs, err := lookUpAll(ctx, host)
 	if err != nil {
-		if ctx.Err() != nil {
-			return netip.Addr{}, ctx.Err()
-		}
-		return netip.Addr{}, rdserr.With(rdserr.ErrHostDown, "%s: %v", host, err)
+		return netip.Addr{}, err
 	}
 	for _, a := range addrs {
 		if a = a.Unmap(); !like.IsValid() || a.Is4() == like.Is4() {
@@ -246,4 +263,40 @@ func lookUp(ctx context.Context, host string, like netip.Addr) (netip.Addr, erro
 		}
 	}
 	return netip.Addr{}, rdserr.With(rdserr.ErrFamily, "%s has no address of the family of %v", host, like)
+}
+
+// leads checks that the session is one with the node that s asks for: else a volume of that name of another node would be
+// opened. A node that goes by several names has an address that a path of the session ends at.
+func (c *client) leads(ctx context.Context, s *MapSpec) error {
+	done := c.look()
+	node := c.spec.Node
+	var ends []netip.AddrPort
+	for _, p := range c.rt.Paths() {
+		_, end, via := c.ends(p)
+		if via.kind() != "" {
+			end = netip.AddrPortFrom(end.Addr(), 0) // NODE tells no port of RDMA
+		}
+		ends = append(ends, end)
+	}
+	done()
+	host, port, _ := splitNode(s.Node, c.h.cfg.Port) // both were checked
+	if h, p, _ := splitNode(node, c.h.cfg.Port); h == host && p == port {
+		return nil
+	}
+	for _, p := range s.Paths {
+		host, port, err := splitNode(p.Dst, c.h.cfg.Port)
+		if err != nil {
+			return err
+		}
+		addrs, err := lookUpAll(ctx, host)
+		if err != nil {
+			return err
+		}
+		for _, a := range addrs {
+			if slices.Contains(ends, netip.AddrPortFrom(a.Unmap(), port)) || slices.Contains(ends, netip.AddrPortFrom(a.Unmap(), 0)) {
+				return nil
+			}
+		}
+	}
+	return rdserr.With(rdserr.ErrInvalid, "session %s leads to %s; name another session for %s, or the node as before", s.Session, node, s.Node)
 }

@@ -2,7 +2,9 @@ package volume
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/rdsd/rdsd/blk/nbd"
 )
@@ -332,5 +336,148 @@ func TestDeviceOfAnEarlierStart(t *testing.T) {
 	client.start()
 	if i, err := client.h.Mapping(o.ID); err != nil || i.SessionID != "" || i.Device != "" {
 		t.Errorf("there was no room for %s: %+v, %v", o.ID, i, err)
+	}
+}
+
+// TestKernelThatTellsNoDevices: where the kernel answers neither which devices it has nor what it knows
+// one by, no device of a state is taken for one that lives, and it is not taken for told.
+func TestKernelThatTellsNoDevices(t *testing.T) {
+	_, client, _ := withKernel(t)
+	h := client.h
+	old := &state{Boot: h.store.boot, Mappings: []mappingState{{ID: "m", As: AsNBD, Device: "/dev/nbd3", Persist: true}}}
+	h.drv.backend = func(int) (string, bool) { return "", false }
+	for _, c := range []struct {
+		attached map[int]bool
+		err      error
+		alive    bool
+	}{
+		{map[int]bool{3: true}, nil, true},
+		{map[int]bool{4: true}, nil, false},
+		{nil, syscall.ENOENT, false},
+	} {
+		h.drv.status = func(int) (map[int]bool, error) { return c.attached, c.err }
+		if n := h.numbers(old); n.alive[0] != c.alive || n.taken[0] || n.told != (c.err == nil) {
+			t.Errorf("the kernel says %v, %v: %+v", c.attached, c.err, n)
+		}
+	}
+}
+
+// TestAttachedInVain: a device that the kernel has attached though whoever asked heard of an error is
+// detached again; one that was attached before stays. What is lacking for a moment leaves no device behind, and
+// none with its old size.
+func TestAttachedInVain(t *testing.T) {
+	server, client, k := withKernel(t)
+	client.stop()
+	client.boot = "one"
+	client.start()
+	mustExport(t, server.h, file(t, "disk", 8<<20))
+	for _, device := range []string{"", "/dev/nbd0", "/dev/nbd3"} {
+		k.with(func() { k.lost = unix.ENOBUFS })
+		spec := MapSpec{Node: server.node(), Name: "disk", As: AsNBD, Device: device}
+		if i, err := client.h.Map(testCtx(t), spec); !errors.Is(err, unix.ENOBUFS) {
+			t.Fatalf("%q: mapped as %+v, %v", device, i, err)
+		}
+		if left, _ := k.status(nbd.AnyDevice); len(left) != 0 {
+			t.Errorf("%q: left behind: %v", device, left)
+		}
+	}
+
+	k.with(func() { k.lost = nil })
+	lacking := 3
+	drv := client.h.drv.disconnect
+	client.h.drv.disconnect = func(i int) error {
+		if lacking--; lacking >= 0 {
+			return unix.EMFILE
+		}
+		return drv(i)
+	}
+	m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk", As: AsNBD})
+	short := []error{unix.EMFILE, unix.ENOBUFS, nil}
+	k.with(func() { k.fail = func() (err error) { err, short = short[0], short[1:]; return err } })
+	if _, err := server.h.ResizeExport(testCtx(t), "disk", 16<<20); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the kernel knows the new size", func() bool { return k.device(0).size == 16<<20 })
+	k.with(func() { k.fail = nil })
+	if err := client.h.Unmap(testCtx(t), m.ID, false); err != nil {
+		t.Fatal(err)
+	}
+	if left, _ := k.status(nbd.AnyDevice); len(left) != 0 || lacking >= 0 {
+		t.Errorf("left behind: %v", left)
+	}
+
+	m = mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk", As: AsNBD, Persist: true})
+	client.stop()
+	k.with(func() { k.fail = func() error { return unix.EPERM } }) // it is not taken up, and cannot be attached anew
+	client.start()
+	eventually(t, "told", func() bool {
+		i, err := client.h.Mapping(m.ID)
+		return err == nil && i.NoDevice && i.State == StateInit && i.PathsUp > 0
+	})
+	if b, _ := k.backend(0); b == "" {
+		t.Error("a device with users was detached")
+	}
+	k.with(func() { // it takes it up now
+		k.fail, k.devices[0].conn = nil, nil
+	})
+	eventually(t, "open", func() bool {
+		i, err := client.h.Mapping(m.ID)
+		return err == nil && i.State == StateOpen && i.LastError == ""
+	})
+}
+
+func (k *fakeKernel) with(f func()) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	f()
+}
+
+// TestUnreadName: where the name of a kernel device cannot be read for the moment, none is detached that may be in use,
+// by this volume's users or by others who have got the number since.
+func TestUnreadName(t *testing.T) {
+	const ours, others, unread = "rdsd:m:1", "rdsd:n:2", "?"
+	for name, c := range map[string]struct {
+		names    []string // as they are read, the last from then on
+		detaches int
+	}{
+		"ours":                  {[]string{ours}, 1},
+		"ours, read later":      {[]string{unread, unread, ours}, 1},
+		"another's":             {[]string{others}, 0},
+		"another's, read later": {[]string{unread, others}, 0},
+	} {
+		detached := 0
+		f := &kernelFront{index: 3, backend: ours, log: slog.New(slog.DiscardHandler)}
+		f.drv.backend = func(int) (string, bool) {
+			b := c.names[0]
+			c.names = c.names[min(1, len(c.names)-1):]
+			return b, b != unread
+		}
+		f.drv.disconnect = func(int) error { detached++; return nil }
+		f.told.Store(true)
+		if err := f.detach(t.Context()); err != nil || detached != c.detaches {
+			t.Errorf("%s: detached %d times, %v", name, detached, err)
+		}
+	}
+
+	server, client, k := withKernel(t)
+	mustExport(t, server.h, file(t, "disk", 8<<20))
+	m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk", As: AsNBD})
+	client.h.mu.Lock()
+	f := client.h.mappings[0].front.(*kernelFront)
+	client.h.mu.Unlock()
+	drv := k.driver()
+	first := true
+	drv.backend = func(i int) (string, bool) {
+		if first {
+			first = false
+			return "", false
+		}
+		return k.backend(i)
+	}
+	if _, err := openKernel(t.Context(), drv, kernelOptions{index: f.index, backend: f.backend, timeout: f.timeout, dead: f.dead}, f.dev, nil, f.log, client.h); !errors.Is(err, unix.EBUSY) {
+		t.Errorf("attached anew: %v", err)
+	}
+	if b, _ := k.backend(f.index); b != f.backend || m.Device == "" {
+		t.Error("a device with users was detached")
 	}
 }

@@ -31,6 +31,9 @@ func (h *Host) write() (err error) {
 
 // wrote is told by the saver when writes begin to fail, and when they succeed again.
 func (h *Host) wrote(err error) {
+	if h.store.unread {
+		return // New has told that nothing is written
+	}
 	if err != nil {
 		h.log.Error("volume: the state cannot be kept; it is tried again", "err", err)
 	} else {
@@ -133,7 +136,7 @@ func (h *Host) startMappings(old *state) {
 	}
 }
 
-// Pauses between attempts to restore a mapping, with full jitter.
+// Pauses between attempts to restore a mapping, with full jitter, or a path of one.
 const (
 	restoreMin = 50 * time.Millisecond
 	restoreMax = 5 * time.Second

@@ -2,6 +2,7 @@ package volume
 
 import (
 	"context"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -46,4 +47,43 @@ func TestQuestionsLendNoLimits(t *testing.T) {
 		t.Fatal(err)
 	}
 	client.h.release(again)
+}
+
+// TestQuestionsEndNoReader: a question about a volume does not pass for the mapping that reads it and is not back
+// yet, whose users would go on with another file.
+func TestQuestionsEndNoReader(t *testing.T) {
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	server.start()
+	client.start()
+	ctx := testCtx(t)
+	mustExport(t, server.h, file(t, "disk", 1<<20))
+	mustExport(t, server.h, file(t, "written", 1<<20))
+	ask := MapSpec{Node: server.node(), Name: "disk"}
+	m := mustMap(t, client.h, MapSpec{Node: ask.Node, Name: ask.Name, Access: AccessRO, Persist: true})
+	w := mustMap(t, client.h, MapSpec{Node: ask.Node, Name: "written", Session: "another", Persist: true})
+	client.stop()
+	for _, name := range []string{"disk", "written"} {
+		if err := server.h.Unexport(ctx, name, true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	client.start()
+	for _, id := range []string{m.ID, w.ID} {
+		eventually(t, "it was tried", func() bool {
+			i, err := client.h.Mapping(id)
+			return err == nil && i.LastError != ""
+		})
+	}
+	_, err := client.h.RemoteInfo(ctx, ask)
+	is(t, "the reader's", err, syscall.EBUSY, m.ID)
+	_, err = client.h.RemoteInfo(ctx, MapSpec{Node: ask.Node, Name: "written", Session: "another"})
+	is(t, "the writer's", err, syscall.ENOENT, "")
+	mustExport(t, server.h, file(t, "disk", 1<<20))
+	if i := back(t, client, m.ID); i.State != StateClosed {
+		t.Errorf("with another file: %v", i.State)
+	}
+	if i, err := client.h.RemoteInfo(ctx, ask); err != nil {
+		t.Errorf("afterwards: %+v, %v", i, err)
+	}
 }

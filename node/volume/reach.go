@@ -11,13 +11,17 @@ import (
 	"github.com/rdsd/rdsd/rtrs"
 )
 
-// newPath adds a path to the session; mu is held.
-func (c *client) newPath(now time.Duration, e endpoints) (*rtrs.ClientPath, error) {
+// newPath adds a path to the session, asked for as s; mu is held.
+func (c *client) newPath(now time.Duration, s PathSpec, e endpoints) (*rtrs.ClientPath, error) {
 	p, err := c.rt.AddPath(now, e.via, e.local, e.remote)
-	if err == nil && e.via.Name == TransportIB {
+	if err != nil {
+		return nil, err
+	}
+	c.made[p] = s
+	if e.via.Name == TransportIB {
 		p.MayBeKernel(now)
 	}
-	return p, err
+	return p, nil
 }
 
 // unreached says of each path why it is not connected: what was tried, and how that went. It has the

@@ -71,7 +71,7 @@ func TestASessionEndsBeforeTheNext(t *testing.T) {
 		defer client.h.mu.Unlock()
 		return first.refs == 0
 	})
-	if c, err := client.h.join(testCtx(t), &s, nil); c != nil || err != errEnding {
+	if c, err := client.h.join(testCtx(t), &s, nil, true); c != nil || err != errEnding {
 		t.Errorf("while it is being closed there is %v, %v", c, err)
 	}
 	first.mu.Unlock()

@@ -28,6 +28,9 @@ func (h *Host) RemoteInfo(ctx context.Context, raw MapSpec) (VolumeInfo, error) 
 }
 
 func (h *Host) remoteInfo(ctx context.Context, s *MapSpec) (VolumeInfo, error) {
+	if err := h.awaited(s); err != nil {
+		return VolumeInfo{}, err
+	}
 	c, err := h.session(ctx, s, nil, true) // one that is there stays as it is
 	if err != nil {
 		return VolumeInfo{}, err
@@ -53,6 +56,31 @@ func (h *Host) remoteInfo(ctx context.Context, s *MapSpec) (VolumeInfo, error) {
 		d.unmap(true)
 	}
 	return info, err
+}
+
+// awaited is an error if a mapping by which an earlier Host read the volume is not back yet. To the server
+// the question would be that reader: as it closes the volume, the server forgets which one the mapping had,
+// and the mapping's users would go on with another one that has the name now.
+func (h *Host) awaited(s *MapSpec) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	is := func(session, name, access string) bool {
+		return session == s.Session && name == s.Name && access == AccessRO
+	}
+	busy := func(id string) error {
+		return rdserr.With(rdserr.ErrBusy, "it is being mapped again, as %s, and cannot be asked about before; unmap that, or wait", id)
+	}
+	for _, m := range h.mappings {
+		if o := &m.spec; m.again && m.dev == nil && is(o.Session, o.Name, o.Access) {
+			return busy(m.id)
+		}
+	}
+	for _, l := range h.left() {
+		if o := l.mapping; o != nil && !o.Unused && is(o.Session, o.Name, o.Access) {
+			return busy(o.ID)
+		}
+	}
+	return nil
 }
 
 // mappedOver finds a volume of a session that is mapped.

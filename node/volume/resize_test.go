@@ -1,10 +1,15 @@
 package volume
 
 import (
+	"context"
+	"errors"
+	"os"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/rdserr"
 )
 
 // closing is a store that has its last user close it before it is resized.
@@ -53,5 +58,112 @@ func TestResizeWhileTheLastUserGoes(t *testing.T) {
 	}
 	if m = mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk"}); m.Info.Size != 16<<20 {
 		t.Errorf("%d bytes", m.Info.Size)
+	}
+}
+
+// heldResize is a store that does not get its size before release is closed.
+type heldResize struct {
+	blk.Device
+	asked, release chan struct{}
+}
+
+func (d *heldResize) Unwrap() blk.Device { return d.Device }
+
+func (d *heldResize) Resize(size uint64) error {
+	close(d.asked)
+	<-d.release
+	r, _ := blk.As[blk.Resizer](d.Device)
+	return r.Resize(size)
+}
+
+// TestResizeThatWasGivenUp: a resize whose caller did not wait for a slow store is told, and known, once
+// it has come to pass.
+func TestResizeThatWasGivenUp(t *testing.T) {
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	asked, release := make(chan struct{}), make(chan struct{})
+	server.wrap = func(_ string, d blk.Device) blk.Device { return &heldResize{d, asked, release} }
+	server.start()
+	client.start()
+	mustExport(t, server.h, file(t, "disk", 8<<20))
+	m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk"})
+	c, stop := server.h.Watch(FromNow)
+	defer stop()
+	ctx, giveUp := context.WithCancel(testCtx(t))
+	go func() { // ends with the store's first question
+		<-asked
+		giveUp()
+	}()
+	if n, err := server.h.ResizeExport(ctx, "disk", 16<<20); !errors.Is(err, rdserr.ErrTimeout) {
+		t.Errorf("given up: %d bytes, %v", n, err)
+	}
+	close(release)
+	told := testCtx(t)
+	for size := uint64(0); size == 0; {
+		select {
+		case ev := <-c:
+			if ev.Kind == EventResize {
+				size = ev.Size
+			}
+			if size != 0 && size != 16<<20 {
+				t.Errorf("told are %d bytes", size)
+			}
+		case <-told.Done():
+			t.Fatal("nobody was told")
+		}
+	}
+	if err := client.h.Unmap(testCtx(t), m.ID, true); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "nobody has it open", func() bool { return len(server.h.srv.openVolumes()) == 0 })
+	if list := server.h.Exports(); list[0].Size != 16<<20 {
+		t.Errorf("it is said to have %d bytes", list[0].Size)
+	}
+	server.h.ev.add(Event{Kind: "end"})
+	for ev := range c {
+		if ev.Kind == EventResize {
+			t.Errorf("told again: %+v", ev)
+		}
+		if ev.Kind == "end" {
+			break
+		}
+	}
+}
+
+// TestGrowLosesNothing: what is remembered of a store, by the host or by a device that has it
+// open, does not count. Others have made it larger.
+func TestGrowLosesNothing(t *testing.T) {
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	server.start()
+	client.start()
+	ctx := testCtx(t)
+	s := file(t, "disk", 4<<20)
+	mustExport(t, server.h, s)
+	mustExport(t, server.h, memory("mem", 4<<20))
+	for _, mapped := range []bool{false, true} {
+		if mapped {
+			mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk"})
+		}
+		has, err := server.h.GrowExport(ctx, "disk", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Truncate(s.Path, int64(has+8<<20)); err != nil {
+			t.Fatal(err)
+		}
+		_, err = server.h.GrowExport(ctx, "disk", has+4<<20)
+		is(t, "less than it has", err, syscall.EINVAL, "would be lost")
+		if st, err := os.Stat(s.Path); err != nil || uint64(st.Size()) != has+8<<20 {
+			t.Errorf("mapped %v: %v, %v", mapped, st, err)
+		}
+		if n, err := server.h.GrowExport(ctx, "disk", has+12<<20); err != nil || n != has+12<<20 {
+			t.Errorf("mapped %v: %d bytes, %v", mapped, n, err)
+		}
+	}
+	_, err := server.h.GrowExport(ctx, "mem", 2<<20)
+	is(t, "memory", err, syscall.EINVAL, "would be lost")
+	if n, err := server.h.ResizeExport(ctx, "mem", 2<<20); err != nil || n != 2<<20 {
+		t.Errorf("%d bytes, %v", n, err)
 	}
 }

@@ -3,10 +3,12 @@ package volume
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -129,7 +131,7 @@ func TestPastSurvivesACrash(t *testing.T) {
 	}
 	known := func(failed uint32) func() bool {
 		return func() bool {
-			st, err := server.h.store.read()
+			st, err := readState(server.h.store.disk)
 			return err == nil && len(st.Past) == 1 && st.Past[0].Syncs == failed && st.Past[0].Writer == client.h.Mappings()[0].Session
 		}
 	}
@@ -183,14 +185,17 @@ func TestMappingWaitsForItsServerAtTheStart(t *testing.T) {
 }
 
 // TestMappingIsBackWithoutOneOfItsPaths holds that a mapping which is brought back at the start does without a path whose address is not to
-// be had any more. Whoever asks for such a path is told so; nobody is there to be told at a start, and the volume is needed.
+// be had any more, also where another has made the session already. Whoever asks for such a path is told so; nobody is there to be told at a
+// start, and the volume is needed.
 func TestMappingIsBackWithoutOneOfItsPaths(t *testing.T) {
 	port := freePort(t)
 	server, client := newServerNode(t, port), newClientNode(t, port)
 	server.start()
 	client.start()
 	mustExport(t, server.h, file(t, "disk", 8<<20))
+	mustExport(t, server.h, file(t, "second", 8<<20))
 	m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk", Persist: true, Paths: server.twoPaths()})
+	m2 := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "second", Persist: true, Paths: server.twoPaths()})
 	client.stop()
 
 	name := filepath.Join(client.cfg.StateDir, stateFile)
@@ -199,7 +204,7 @@ func TestMappingIsBackWithoutOneOfItsPaths(t *testing.T) {
 		t.Fatal(err)
 	}
 	// No address of the source's family leads there.
-	changed := strings.Replace(string(b), server.cfg.Addresses[1].String(), "::1", 1)
+	changed := strings.ReplaceAll(string(b), server.cfg.Addresses[1].String(), "::1")
 	if err := os.WriteFile(name, []byte(changed), 0o600); err != nil || changed == string(b) {
 		t.Fatalf("%v; the state is %s", err, b)
 	}
@@ -209,12 +214,74 @@ func TestMappingIsBackWithoutOneOfItsPaths(t *testing.T) {
 	if err := writePattern(c, 0, 4096, 1, 4096); err != nil {
 		t.Fatal(err)
 	}
+	opensAgain(t, m2)
 	if l := client.h.Sessions(); len(l) != 1 || l[0].Paths != 1 || l[0].PathsUp != 1 {
 		t.Fatalf("back by %+v; one path is left", l)
 	}
 	if _, err := client.h.Map(testCtx(t), MapSpec{Node: server.node(), Name: "other", Session: "told", Paths: []PathSpec{{Src: "127.0.0.1", Dst: "::1"}}}); !errors.Is(err, syscall.EOPNOTSUPP) {
 		t.Errorf("who asks for that path is told %v", err)
 	}
+	gone := PathSpec{Dst: "::1"}
+	if err := client.h.RemovePath(testCtx(t), m.Session, gone); err != nil {
+		t.Errorf("removed: %v", err)
+	}
+	if err := client.h.RemovePath(testCtx(t), m.Session, gone); !errors.Is(err, syscall.ENOENT) {
+		t.Errorf("removed twice: %v", err)
+	}
+	if b, err := os.ReadFile(name); err != nil || strings.Contains(string(b), "::1") {
+		t.Errorf("removed, and the state is %s, %v", b, err)
+	}
+}
+
+// TestPathIsBackLater: a path whose address cannot be had at the start is there when it can.
+func TestPathIsBackLater(t *testing.T) {
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	const later = "later.test"
+	var away atomic.Bool
+	was := lookUpIP
+	lookUpIP = func(ctx context.Context, network, host string) ([]netip.Addr, error) {
+		switch {
+		case host != later:
+			return was(ctx, network, host)
+		case away.Load():
+			return nil, errors.New("no name server")
+		}
+		return server.cfg.Addresses[1:2], nil
+	}
+	t.Cleanup(func() { lookUpIP = was })
+	server.start()
+	client.start()
+	mustExport(t, server.h, file(t, "disk", 8<<20))
+	paths := server.twoPaths()
+	paths[1].Dst = later
+	m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk", Persist: true, Paths: paths})
+	client.stop()
+
+	away.Store(true)
+	client.start()
+	opensAgain(t, m)
+	if i := back(t, client, m.ID); i.PathCount != 1 {
+		t.Fatalf("%d paths while the address of one cannot be had", i.PathCount)
+	}
+	told := 0
+	events, stop := client.h.Watch(0)
+	for enough := time.After(10 * restoreMin); enough != nil; {
+		select {
+		case e := <-events:
+			if strings.Contains(e.Text, later) {
+				told++
+			}
+		case <-enough:
+			enough = nil
+		}
+	}
+	stop()
+	if told != 1 {
+		t.Errorf("told %d times", told)
+	}
+	away.Store(false)
+	eventually(t, "both paths", func() bool { i, err := client.h.Mapping(m.ID); return err == nil && i.PathsUp == 2 })
 }
 
 func TestExportsArePersistent(t *testing.T) {

@@ -70,10 +70,18 @@ func (s *saver) nudge() {
 func (s *saver) save(bells ...<-chan struct{}) error {
 	a := s.ask(true)
 	if s.m.Wait(Forever, append([]<-chan struct{}{a.done}, bells...)...) != 0 {
-		return rdserr.With(rdserr.ErrTimeout, "volumes.state_dir: the file system has not answered in time")
+		return hereError{rdserr.With(rdserr.ErrTimeout, "volumes.state_dir: the file system has not answered in time")}
 	}
-	return a.err
+	if a.err != nil {
+		return hereError{a.err}
+	}
+	return nil
 }
+
+// hereError is why what is persistent cannot be written: no other node is asked before it can.
+type hereError struct{ error }
+
+func (e hereError) Unwrap() error { return e.error }
 
 // soon is save for those whose number others decide: it keeps to saveEvery.
 func (s *saver) soon() error {

@@ -261,7 +261,7 @@ func TestWriterIsWrittenDownFirst(t *testing.T) {
 	}
 	full.Store(false)
 	m = mustMap(t, client.h, spec)
-	if st, err := server.h.store.read(); err != nil || len(st.Past) != 1 || st.Past[0].Writer != m.Session || !strings.HasSuffix(st.Past[0].Where, "/store") {
+	if st, err := readState(server.h.store.disk); err != nil || len(st.Past) != 1 || st.Past[0].Writer != m.Session || !strings.HasSuffix(st.Past[0].Where, "/store") {
 		t.Errorf("mapped, and the disk has %+v, %v", st.Past, err)
 	}
 }
@@ -271,4 +271,63 @@ func (s *saver) pending() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.dirty
+}
+
+// TestExportThatCannotBeWrittenDown: a persistent export that cannot be is taken back, and not
+// another one that has its name by then.
+func TestExportThatCannotBeWrittenDown(t *testing.T) {
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	server.quiet = true
+	var full atomic.Bool
+	var writes atomic.Int32 // of them
+	release := make(chan struct{})
+	replaceState = func(name string, b []byte) error {
+		if !full.Load() {
+			return replaceFile(name, b)
+		}
+		writes.Add(1)
+		<-release
+		return syscall.ENOSPC
+	}
+	t.Cleanup(func() { replaceState = replaceFile })
+	server.start()
+	if err := server.h.save(); err != nil {
+		t.Fatal(err)
+	}
+	full.Store(true)
+	ctx := testCtx(t)
+	exports := func(n int) func() bool { return func() bool { return len(server.h.Exports()) == n } }
+	export := func(size int64) chan error {
+		s := file(t, "disk", size)
+		s.Persist = true
+		done := make(chan error, 1)
+		go func() {
+			_, err := server.h.Export(ctx, s)
+			done <- err
+		}()
+		return done
+	}
+	first := export(1 << 20)
+	eventually(t, "it is being written down", func() bool { return writes.Load() == 1 })
+	gone := make(chan error, 1)
+	go func() { gone <- server.h.Unexport(ctx, "disk", false) }()
+	eventually(t, "it is taken back", exports(0))
+	second := export(2 << 20)
+	eventually(t, "another one has its name", exports(1))
+	full.Store(false)
+	close(release)
+	if err := <-first; !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("the first: %v; want ENOSPC", err)
+	}
+	if err := errors.Join(<-gone, <-second); err != nil {
+		t.Errorf("its end and the second: %v", err)
+	}
+	client.start()
+	if m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk"}); m.Info.Size != 2<<20 {
+		t.Errorf("mapped with %d bytes", m.Info.Size)
+	}
+	if err := server.h.Unexport(ctx, "disk", true); err != nil {
+		t.Error(err)
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"hash/fnv"
 	"net/netip"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -88,7 +89,7 @@ func newServer(h *Host, old *state) (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.rn = rnbd.NewServer(rnbd.ServerConfig{Boot: h.store.bootNumber(), Past: h.store.past(old), Forgot: old.Forgot, Held: h.store.held(old), Notes: h.store.disk != nil, MaxVolumes: c.MaxExports}, (*exportEnv)(s), s.rt, rnd)
+	s.rn = rnbd.NewServer(rnbd.ServerConfig{Boot: h.store.bootNumber(), Past: h.store.past(old), Forgot: old.Forgot, Held: h.store.held(old), Notes: h.cfg.StateDir != "", MaxVolumes: c.MaxExports}, (*exportEnv)(s), s.rt, rnd)
 	s.init(h, func(now time.Duration) { s.rt.Tick(now) }, s.rt.Next, func() {
 		now := s.lock(s.clock())
 		s.due(now)
@@ -110,16 +111,16 @@ func (s *server) past() (list []pastState, forgot uint32) {
 	return list, forgot
 }
 
-// held is likewise what sessions have open for writing, or have not closed.
+// held is likewise what sessions have open, or have not closed.
 func (s *server) held() (list []heldState) {
 	done := s.look()
 	held := s.rn.Held()
 	done()
 	for _, g := range held {
-		list = append(list, heldState{g.Session, g.Name, g.ID.Dev, g.ID.Ino, g.ID.Block, g.Where, g.Earlier})
+		list = append(list, heldState{g.Session, g.Name, g.ID.Dev, g.ID.Ino, g.ID.Block, g.Where, g.Earlier, g.Reads})
 	}
 	slices.SortFunc(list, func(a, b heldState) int {
-		return cmp.Or(cmp.Compare(a.Session, b.Session), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(a.Session, b.Session), cmp.Compare(a.Name, b.Name), cmp.Compare(strconv.FormatBool(a.Reads), strconv.FormatBool(b.Reads)))
 	})
 	return list
 }
@@ -345,7 +346,7 @@ func (s *server) close() {
 	// From here on no client hears anything, so none takes what follows for the
 	// end of a volume.
 	for _, x := range s.rn.Exports() {
-		s.rn.ForceUnexport(now, x.Name)
+		s.rn.ForceUnexport(now, x)
 	}
 	for _, r := range s.rn.Roots() {
 		s.rn.ForceRemoveRoot(now, r)

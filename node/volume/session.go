@@ -34,6 +34,7 @@ type SessionInfo struct {
 	MaxIO             uint32    // bytes
 	Memory            uint64    // bytes of chunks that are in memory, of a server
 	Since             time.Time // it is up, or not
+	Timeouts          uint64    // of a client: times that a request passed the I/O timeout (rtrs.ClientStats)
 }
 
 // PathInfo describes a path of a session.

@@ -173,3 +173,95 @@ func TestWaits(t *testing.T) {
 		t.Errorf("%d paths and %d calls are left", len(w.paths), len(w.all))
 	}
 }
+
+// TestStalledStore: of requests to a store that stands still both ends tell, while the path is kept and
+// nothing fails.
+func TestStalledStore(t *testing.T) {
+	server, client, s, m := withFaults(t, memory("disk", 1<<20), MapSpec{IOTimeout: minIOTimeout})
+	if m.Oldest != 0 || m.Stalled() {
+		t.Errorf("without a request the oldest waits for %v", m.Oldest)
+	}
+	t.Cleanup(s.heal)
+	s.add(blk.Rule{Stall: true})
+	c := open(t, m)
+	read := make(chan error, 1)
+	go func() { // ends when the store goes on
+		_, err := c.ReadAt(make([]byte, 4096), 0)
+		read <- err
+	}()
+	eventually(t, "the mapping and its session tell", func() bool {
+		m, _ = client.h.Mapping(m.ID)
+		return m.Stalled() && client.h.Sessions()[0].Timeouts == 1
+	})
+	if m.State != StateOpen || m.PathsUp != 2 || m.Oldest < minIOTimeout {
+		t.Errorf("%s with %d paths, the oldest request waits for %v", m.State, m.PathsUp, m.Oldest)
+	}
+	if x, _ := server.h.exportInfo("disk"); x.Oldest < minIOTimeout/2 || x.Stalled() {
+		t.Errorf("at the store the oldest is for %v, stalled: %v", x.Oldest, x.Stalled())
+	}
+	list, err := client.h.Check(testCtx(t), m.ID)
+	if err != nil || len(list) != 1 || list[0].Severity != SeverityError || !strings.Contains(list[0].Text, "has not been answered for") {
+		t.Errorf("the check: %+v, %v", list, err)
+	}
+	s.heal()
+	if err := <-read; err != nil {
+		t.Error(err)
+	}
+	eventually(t, "nothing waits", func() bool {
+		m, _ = client.h.Mapping(m.ID)
+		x, _ := server.h.exportInfo("disk")
+		return m.Oldest == 0 && x.Oldest == 0
+	})
+}
+
+// TestStallOutlivesItsSession: that a store stands still is told as long as it does, also when nobody has it open any more.
+func TestStallOutlivesItsSession(t *testing.T) {
+	for what, end := range map[string]func(server, client *testNode, m MappingInfo) error{
+		"the node goes": func(_, client *testNode, _ MappingInfo) error { client.stop(); return nil },
+		"it is taken away": func(server, _ *testNode, m MappingInfo) error {
+			return server.h.ForceClose(testCtx(t), m.Name, m.Session)
+		},
+	} {
+		for _, where := range []string{"an export", "a root"} {
+			t.Run(what+" of "+where, func(t *testing.T) {
+				port := freePort(t)
+				server, client := newServerNode(t, port), newClientNode(t, port)
+				s := server.faults()
+				x := file(t, "store", 1<<20)
+				if where == "a root" {
+					server.cfg.Roots = []RootSpec{{Path: filepath.Dir(x.Path)}}
+				}
+				server.start()
+				t.Cleanup(s.heal)
+				client.start()
+				if where != "a root" {
+					mustExport(t, server.h, x)
+				}
+				m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: x.Name})
+				s.add(blk.Rule{Stall: true})
+				c := open(t, m)
+				go c.ReadAt(make([]byte, 4096), 0) // ends with the connection
+				eventually(t, "the store has it", func() bool { return s.held() == 1 })
+				if err := end(server, client, m); err != nil {
+					t.Fatal(err)
+				}
+				var is ExportInfo
+				told := func() bool {
+					is = ExportInfo{}
+					if l := server.h.Exports(); len(l) == 1 {
+						is = l[0]
+					}
+					return is.Oldest > 0
+				}
+				eventually(t, "nobody has it open", func() bool { return !told() || len(is.Users) == 0 })
+				was := is.Oldest
+				if is.Name != x.Name || was == 0 {
+					t.Fatalf("told as %+v", is)
+				}
+				eventually(t, "it goes on", func() bool { return told() && is.Oldest > was })
+				s.heal()
+				eventually(t, "it is over", func() bool { return !told() })
+			})
+		}
+	}
+}

@@ -1,16 +1,21 @@
 package volume
 
 import (
+	"context"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rnbd"
 )
@@ -123,7 +128,7 @@ func (s *writerState) writer(name string) rnbd.Writer {
 	return w
 }
 
-// heldState is which store a session has open for writing under a name (rnbd.Held).
+// heldState is which store a session has open under a name (rnbd.Held).
 type heldState struct {
 	Session string `json:"session"`
 	Name    string `json:"name"`
@@ -132,6 +137,7 @@ type heldState struct {
 	Block   bool   `json:"block,omitempty"`
 	Where   string `json:"where,omitempty"`
 	Earlier bool   `json:"earlier,omitempty"`
+	Reads   bool   `json:"reads,omitempty"`
 }
 
 type exportState struct {
@@ -223,44 +229,97 @@ func (s *mappingState) spec() (MapSpec, error) {
 
 // store keeps the state on disk. Without a directory it keeps nothing.
 type store struct {
-	disk Disk // nil: there is no directory
+	disk Disk // nil: there is no directory, or it could not be opened
 	boot string
 
-	aside error // what an earlier Host has left could not be used
+	aside  error // what an earlier Host has left could not be used
+	unread bool  // because it could not be read: it stays as it is, and nothing is written
 
 	mu  sync.Mutex // one writes at a time, for as long as the disk takes
 	emu sync.Mutex // after mu
 	err error      // guarded by emu; of the last write
 }
 
-// openStore takes the directory and reads what an earlier Host has left.
-func openStore(m *Machine, dir string) (*store, state, error) {
+// openStore takes the directory and reads what an earlier Host has left. An error is one that ends the start.
+func openStore(m *Machine, g *guard.Guard, dir string) (*store, state, error) {
 	s := &store{boot: m.Boot}
 	fresh := state{Version: stateVersion, Boot: s.boot, NextID: 1}
 	if dir == "" {
 		return s, fresh, nil
 	}
-	var err error
-	if s.disk, err = m.Disk(dir); err != nil {
-		return nil, fresh, fmt.Errorf("volumes.state_dir: %w", err)
-	}
-	old, err := s.read()
+	old, err := s.take(m, g, dir)
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	case err == nil:
+		return s, old, nil
+	case s.disk != nil && errors.Is(err, fs.ErrNotExist):
 		return s, fresh, nil
-	case rdserr.Errno(err) == rdserr.ErrInvalid.Errno:
-		if err = s.setAside(err); err == nil {
-			// Of later starts too, which know no more: failed syncs are counted from here, where
-			// no client's count is, and any volume may have been written by others.
-			fresh.Forgot = 1<<30 | uint32(m.Seed())>>2
-			return s, fresh, nil
-		}
+	case s.disk != nil && rdserr.Errno(err) == rdserr.ErrInvalid.Errno:
+		err = s.setAside(err) // the file system has answered a moment ago
 	}
-	if err != nil {
+	if err != nil && endsStart(err) {
 		s.close()
 		return nil, fresh, err
 	}
-	return s, old, nil
+	if err != nil {
+		s.aside, s.unread = fmt.Errorf("%w; nothing is written there before a start that can read it", err), true
+	}
+	// Of later starts too, which know no more: failed syncs are counted from here, where
+	// no client's count is, and any volume may have been written by others.
+	fresh.Forgot = 1<<30 | uint32(m.Seed())>>2
+	// So are mappings: programs connect again to the sockets of those that nobody knows now.
+	fresh.NextID = uint64(fresh.Forgot)
+	return s, fresh, nil
+}
+
+// endsStart tells whether a Host cannot be without its directory for err: another has it, it is no directory or
+// not the daemon's, which is a mistake of who configured it, or the system lacks what any start needs and the next
+// one may find. A node does not do without its datagrams for whatever else a file system can have.
+func endsStart(err error) bool {
+	return slices.ContainsFunc([]error{unix.EBUSY, unix.ENOTDIR, unix.EACCES, unix.EPERM, unix.EMFILE, unix.ENFILE, unix.ENOMEM},
+		func(e error) bool { return errors.Is(err, e) })
+}
+
+// take opens the directory and reads it, in startWait. What a file system that stands still answers later is
+// nobody's, and given back.
+func (s *store) take(m *Machine, g *guard.Guard, dir string) (state, error) {
+	type taken struct {
+		disk Disk
+		st   state
+		err  error
+	}
+	ctx, cancel := m.Timeout(context.Background(), startWait)
+	defer cancel()
+	known, done := make(chan taken, 1), make(chan struct{})
+	m.Go(func() { // ends when the file system answers
+		defer close(done)
+		defer g.Recover(guard.Volume, func(e error) { known <- taken{err: e} })
+		var t taken
+		if d, err := m.Disk(dir); err != nil {
+			t.err = fmt.Errorf("volumes.state_dir: %w", err)
+		} else {
+			t.disk = d
+			t.st, t.err = readState(d)
+		}
+		known <- t
+		if ctx.Err() == nil {
+			return
+		}
+		select {
+		case <-known: // nobody has waited so long
+			if t.disk != nil {
+				t.disk.Close()
+			}
+		default:
+		}
+	})
+	m.Wait(Forever, done, ctx.Done())
+	select {
+	case t := <-known:
+		s.disk = t.disk
+		return t.st, t.err
+	default:
+		return state{}, rdserr.With(rdserr.ErrTimeout, "volumes.state_dir: the file system has not answered in time")
+	}
 }
 
 // setAside begins without the file, which cannot be used: one file of volumes is no
@@ -277,9 +336,9 @@ func (s *store) setAside(why error) error {
 	return nil
 }
 
-func (s *store) read() (state, error) {
+func readState(d Disk) (state, error) {
 	var st state
-	b, err := s.disk.Read()
+	b, err := d.Read()
 	if err != nil {
 		return st, fmt.Errorf("volumes.state_dir: %w", err)
 	}
@@ -312,17 +371,20 @@ func (s *store) past(st *state) (list []rnbd.Past) {
 	return list
 }
 
-// held is which stores sessions had open for writing under which names.
+// held is which stores sessions had open under which names.
 func (s *store) held(st *state) (list []rnbd.Held) {
 	for _, g := range st.Held {
 		list = append(list, rnbd.Held{Session: g.Session, Name: g.Name, ID: blk.FileID{Dev: g.Dev, Ino: g.Ino, Block: g.Block},
-			Where: g.Where, Earlier: g.Earlier || st.Boot != s.boot})
+			Where: g.Where, Earlier: g.Earlier || st.Boot != s.boot, Reads: g.Reads})
 	}
 	return list
 }
 
-// write replaces the file by what now is.
+// write replaces the file by what now is; never one that was not read.
 func (s *store) write(now func() state) error {
+	if s.unread {
+		return s.aside
+	}
 	if s.disk == nil {
 		return nil
 	}

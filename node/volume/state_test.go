@@ -18,7 +18,7 @@ import (
 
 func TestStateSurvives(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
-	s, st, err := openStore(thisMachine(nil), dir)
+	s, st, err := openStore(thisMachine(nil), nil, dir)
 	if err != nil || st.NextID != 1 || s.crashed(&st) {
 		t.Fatalf("a fresh directory: %+v, %v", st, err)
 	}
@@ -30,16 +30,16 @@ func TestStateSurvives(t *testing.T) {
 	want := state{Running: true, NextID: 8, Exports: []exportState{export.state()}, Mappings: []mappingState{mapping.state("", "", rnbd.Kept{Verifier: 1<<64 - 1, LogicalBlock: 4096, SyncLost: true, Stale: true, Flushed: true})},
 		Past: []pastState{{Dev: 3, Ino: 4, Syncs: 1, Writer: "a-b", WriterIs: &writerState{UUID: "0102030405060708090a0b0c0d0e0f10", From: from},
 			Behind: []string{"x", "y"}, Behinds: []writerState{{}, {From: from[1:]}}, Beside: []besideState{{"z", writerState{From: from[:1]}}}, Where: "/disk"}, {Dev: 5, Block: true, Writer: "c"}}, Forgot: 3,
-		Held: []heldState{{Session: "a-b", Name: "d", Dev: 3, Ino: 4, Where: "/disk"}, {Session: "c", Name: "e", Dev: 5, Block: true, Earlier: true}}}
+		Held: []heldState{{Session: "a-b", Name: "d", Dev: 3, Ino: 4, Where: "/disk"}, {Session: "c", Name: "e", Dev: 5, Block: true, Earlier: true, Reads: true}}}
 	if err := s.write(func() state { return want }); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := openStore(thisMachine(nil), dir); !errors.Is(err, syscall.EBUSY) {
+	if _, _, err := openStore(thisMachine(nil), nil, dir); !errors.Is(err, syscall.EBUSY) {
 		t.Fatalf("the directory was opened twice: %v", err)
 	}
 	s.close()
 
-	s, st, err = openStore(thisMachine(nil), dir)
+	s, st, err = openStore(thisMachine(nil), nil, dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +70,7 @@ func TestStateSurvives(t *testing.T) {
 	}
 	held := []rnbd.Held{
 		{Session: "a-b", Name: "d", ID: blk.FileID{Dev: 3, Ino: 4}, Where: "/disk"},
-		{Session: "c", Name: "e", ID: blk.FileID{Dev: 5, Block: true}, Earlier: true},
+		{Session: "c", Name: "e", ID: blk.FileID{Dev: 5, Block: true}, Earlier: true, Reads: true},
 	}
 	if got := s.held(&st); !reflect.DeepEqual(got, held) {
 		t.Fatalf("what is held: %+v", got)
@@ -107,8 +107,8 @@ func TestStateThatCannotBeUsed(t *testing.T) {
 			if i > 0 {
 				os.WriteFile(filepath.Join(dir, stateFile), []byte(c.content), 0o600)
 			}
-			s, st, err := openStore(thisMachine(nil), dir)
-			if err != nil || st.NextID != 1 || len(st.Mappings) != 0 {
+			s, st, err := openStore(thisMachine(nil), nil, dir)
+			if err != nil || len(st.Mappings) != 0 {
 				t.Fatalf("%s: %+v, %v; want a fresh one", name, st, err)
 			}
 			if !errors.Is(s.aside, syscall.EINVAL) || !strings.Contains(s.aside.Error(), c.says) {
@@ -116,6 +116,9 @@ func TestStateThatCannotBeUsed(t *testing.T) {
 			}
 			if st.Forgot == 0 {
 				t.Errorf("%s: the next start does not know that anything was forgotten", name)
+			}
+			if st.NextID < 1<<30 {
+				t.Errorf("%s: a mapping will be called v%d, as one of before", name, st.NextID)
 			}
 			if s.bootNumber() != 0 {
 				t.Errorf("%s: clients are not told that nobody knows what was lost", name)
@@ -129,14 +132,14 @@ func TestStateThatCannotBeUsed(t *testing.T) {
 	}
 	file := filepath.Join(t.TempDir(), "f")
 	os.WriteFile(file, nil, 0o600)
-	if _, _, err := openStore(thisMachine(nil), file); !errors.Is(err, syscall.ENOTDIR) {
+	if _, _, err := openStore(thisMachine(nil), nil, file); !errors.Is(err, syscall.ENOTDIR) {
 		t.Errorf("a file as directory: %v", err)
 	}
 }
 
 func TestStateThatCannotBeWritten(t *testing.T) {
 	dir := t.TempDir()
-	s, _, err := openStore(thisMachine(nil), dir)
+	s, _, err := openStore(thisMachine(nil), nil, dir)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -99,13 +99,13 @@ func TestErrorsOfTheStoreReachWhoAsked(t *testing.T) {
 		t.Error("a flush after one that failed has succeeded") // B7
 	}
 	x, _ := server.h.exportInfo("disk")
-	if x.Ops[blk.OpRead].Errors == 0 || x.Ops[blk.OpFlush].Errors == 0 {
-		t.Errorf("counted at the server: %+v", x.Ops)
+	if x.Ops[blk.OpRead].Errors == 0 || x.Ops[blk.OpFlush].Errors == 0 || x.FailedAgo <= 0 || x.FailedAgo > time.Minute {
+		t.Errorf("counted at the server: %+v, the last %v ago", x.Ops, x.FailedAgo)
 	}
 	if x.State != "open" || !strings.Contains(x.Error, blk.ErrMedium.Error()) {
 		t.Errorf("the export is %s and says %q; want why its store failed last", x.State, x.Error)
 	}
-	if m, _ = client.h.Mapping(m.ID); m.Ops[blk.OpWrite].Errors == 0 || m.LastError == "" {
+	if m, _ = client.h.Mapping(m.ID); m.Ops[blk.OpWrite].Errors == 0 || m.LastError == "" || m.FailedAgo <= 0 || m.FailedAgo > time.Minute || !m.SyncLost {
 		t.Errorf("told by the mapping: %+v", m)
 	}
 }

@@ -1,6 +1,8 @@
 package volume
 
 import (
+	"time"
+
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/rnbd"
 )
@@ -164,4 +166,19 @@ func (s *server) counts() map[storeKey]*[blk.NumOps]blk.OpCounts {
 		}
 	}
 	return all
+}
+
+// failedAgo is how long ago a request to one of the stores failed last; 0: none did.
+func failedAgo(open []openVolume) (ago time.Duration) {
+	for _, o := range open {
+		if o.Device == nil {
+			continue
+		}
+		if s, ok := blk.As[*blk.Stats](o.Device); ok {
+			if d := s.FailedAgo(); d > 0 && (ago == 0 || d < ago) {
+				ago = d
+			}
+		}
+	}
+	return ago
 }

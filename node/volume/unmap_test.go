@@ -31,6 +31,45 @@ type ended chan error
 
 func (c ended) Complete(batch []*blk.Request) { c <- batch[0].Err }
 
+// TestUnmapOfADeviceThatCannotBeLookedAt: a kernel device of which the daemon cannot tell whether it is mounted, because
+// it is not in its /dev, or not its to open, is not taken from below a file system.
+func TestUnmapOfADeviceThatCannotBeLookedAt(t *testing.T) {
+	server, client, k := withKernel(t)
+	mustExport(t, server.h, memory("mem", 1<<20))
+	m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "mem", As: AsNBD})
+	for _, e := range []syscall.Errno{syscall.ENOENT, syscall.EACCES, syscall.EPERM} {
+		k.mu.Lock()
+		_, k.hidden = heldAfter(m.Device, e)
+		k.mu.Unlock()
+		err := client.h.Unmap(testCtx(t), m.ID, false)
+		is(t, "unmap after "+e.Error(), err, syscall.EBUSY, e.Error())
+		is(t, "unmap after "+e.Error(), err, syscall.EBUSY, "--force")
+		if k.device(0).conn == nil {
+			t.Fatalf("%v: it was detached", e)
+		}
+	}
+	if err := client.h.Unmap(testCtx(t), m.ID, true); err != nil || k.device(0).conn != nil {
+		t.Errorf("by force: %v", err)
+	}
+}
+
+// TestHeld: what opening a device tells. Where nobody can look it is an error, and where there is no device nobody has it.
+func TestHeld(t *testing.T) {
+	for err, want := range map[error]bool{nil: false, syscall.ENXIO: false, syscall.ENODEV: false, syscall.EBUSY: true} {
+		if held, err := heldAfter("/dev/nbd0", err); err != nil || held != want {
+			t.Errorf("%v, %v; want %v", held, err, want)
+		}
+	}
+	for _, e := range []error{syscall.ENOENT, syscall.EACCES, syscall.EPERM, syscall.EIO, syscall.EMFILE} {
+		if held, err := heldAfter("/dev/nbd0", e); held || !errors.Is(err, e) {
+			t.Errorf("%v: %v, %v", e, held, err)
+		}
+	}
+	if held, err := heldDevice(1<<20 - 1); held || !errors.Is(err, syscall.ENOENT) { // the kernel has no such number
+		t.Errorf("a device that is not in /dev: %v, %v", held, err)
+	}
+}
+
 // TestUnmapWithARequestAtTheServer: a mapping that nobody uses any more, but for a request
 // that the server is slow to answer, is ended all the same. When the answer comes the
 // session, which goes on for others, forgets the volume.

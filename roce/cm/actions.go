@@ -74,6 +74,7 @@ func (c *Conn) ask(now time.Duration, private []byte) {
 		header:  ipHeader{port: c.local.Port(), src: from, dst: to},
 		private: private,
 	}).put(&c.out, c.tid)
+	c.sendAgain(now)
 	c.repeat(now, reqTimeout, reqPatience)
 }
 
@@ -104,6 +105,7 @@ func (c *Conn) replied(now time.Duration) {
 
 func (c *Conn) established(time.Duration) {
 	c.connected = true
+	c.giveBack()
 	c.m.env.Connected(c)
 }
 
@@ -148,21 +150,15 @@ func (c *Conn) drep(time.Duration) {
 	c.m.send(c.remote.Addr(), &c.m.out)
 }
 
-// drepAgain answers a DREQ that comes once more, waitAgain and acceptAgain a REQ.
+// drepAgain answers a DREQ that comes once more, acceptAgain a REQ.
 func (c *Conn) drepAgain(now time.Duration) {
-	if c.mayAnswerAgain(now) {
+	if c.mayTell(now) {
 		c.drep(now)
 	}
 }
 
-func (c *Conn) waitAgain(now time.Duration) {
-	if c.mayAnswerAgain(now) {
-		c.wait(now)
-	}
-}
-
 func (c *Conn) acceptAgain(now time.Duration) {
-	if c.mayAnswerAgain(now) {
+	if c.mayTell(now) {
 		c.sendAgain(now)
 	}
 }
@@ -193,33 +189,44 @@ func (c *Conn) expireReq(time.Duration) {
 	c.end(nil, ReasonTimeout, nil)
 }
 
-func (c *Conn) wait(time.Duration) {
-	(&mra{c.id, c.remoteID, aboutREQ, serviceCode}).put(&c.m.out, c.tid)
-	c.m.send(c.remote.Addr(), &c.m.out)
+func (c *Conn) wait(now time.Duration) {
+	if c.mayTell(now) {
+		(&mra{c.id, c.remoteID, aboutREQ, serviceCode}).put(&c.m.out, c.tid)
+		c.m.send(c.remote.Addr(), &c.m.out)
+	}
 }
 
 // accept sends the REP, which is in c.out.
 func (c *Conn) accept(now time.Duration) {
 	c.begun = now
+	if c.mayAccept(now) {
+		c.sendAgain(now)
+	}
 	c.repeat(now, c.answerIn, (maxRetries+1)*c.answerIn)
 }
 
-// reject sends the REJ, which is in c.out.
+// reject sends the REJ, which is in c.out. A peer that may not have it now asks again.
 func (c *Conn) reject(now time.Duration) {
 	c.told = true
-	c.sendAgain(now)
+	if c.mayTell(now) {
+		c.sendAgain(now)
+	}
 }
 
 // expireAsked refuses what the application has not answered. Kernels do not look up by our ID
 // what ReasonTimeout is about.
 func (c *Conn) expireAsked(now time.Duration) {
 	c.putREJ(&rej{reason: ReasonNoResources})
-	c.sendAgain(now)
+	if c.mayTell(now) {
+		c.sendAgain(now)
+	}
 	c.end(nil, ReasonTimeout, nil)
 }
 
-func (c *Conn) expireRep(time.Duration) {
-	c.timeout(aboutREP)
+func (c *Conn) expireRep(now time.Duration) {
+	if c.mayTell(now) {
+		c.timeout(aboutREP)
+	}
 	c.end(nil, ReasonTimeout, nil)
 }
 
@@ -241,6 +248,9 @@ func (c *Conn) disconnect(now time.Duration) {
 
 func (c *Conn) dreq(now time.Duration) {
 	(&dreq{c.id, c.remoteID, c.peer.QPN}).put(&c.out, c.m.rnd.Uint64())
+	if c.mayTell(now) {
+		c.sendAgain(now)
+	}
 	c.repeat(now, response, respPatience)
 }
 
@@ -256,7 +266,7 @@ func (c *Conn) silent(time.Duration) { c.end(ErrSilent, ReasonNone, nil) }
 
 // refuseAgain answers a REQ whose connection has ended.
 func (c *Conn) refuseAgain(now time.Duration) {
-	if !c.mayAnswerAgain(now) {
+	if !c.mayTell(now) {
 		return
 	}
 	if !c.rejected {
@@ -267,7 +277,7 @@ func (c *Conn) refuseAgain(now time.Duration) {
 
 // refuseRep answers a REP whose dial has ended, so that its sender forgets it.
 func (c *Conn) refuseRep(now time.Duration) {
-	if !c.mayAnswerAgain(now) {
+	if !c.mayTell(now) {
 		return
 	}
 	c.m.refuse(c.remote.Addr(), &rej{local: c.id, remote: c.m.in.local, about: aboutREP, reason: ReasonStale})

@@ -19,6 +19,10 @@ type Config struct {
 	MaxAsked    int // of these, those that peers asked for and that are not established; 1,024
 	MaxAskedOne int // of these, those of one source, an IPv4 address or an IPv6 network of 64 bits; 128
 
+	// Strangers is how many messages may be sent at once to whoever has not shown that he is there, and
+	// how many more in 1.92 s: 96, of which those of 3 s fit a socket of 208 KiB.
+	Strangers int
+
 	Answer   time.Duration // how long the application has to accept or reject; 60 s
 	Repeat   time.Duration // a message is first repeated after this, then after twice as long, up to what kernels wait; 200 ms
 	TimeWait time.Duration // how long an ended connection's numbers are not used again; 4.3 s
@@ -74,11 +78,12 @@ func (c Config) withDefaults() (Config, error) {
 	c.MaxConns = cmp.Or(c.MaxConns, 1<<16)
 	c.MaxAsked = cmp.Or(c.MaxAsked, 1<<10)
 	c.MaxAskedOne = cmp.Or(c.MaxAskedOne, 128)
+	c.Strangers = cmp.Or(c.Strangers, strangerBurst)
 	c.Answer = cmp.Or(c.Answer, time.Minute)
 	c.Repeat = cmp.Or(c.Repeat, 200*time.Millisecond)
 	c.TimeWait = cmp.Or(c.TimeWait, response)
-	if c.MaxConns < 1 || c.MaxAsked < 1 || c.MaxAskedOne < 1 {
-		return c, fmt.Errorf("%w: limits of %d, %d and %d connections, want 1 or more", ErrConfig, c.MaxConns, c.MaxAsked, c.MaxAskedOne)
+	if c.MaxConns < 1 || c.MaxAsked < 1 || c.MaxAskedOne < 1 || c.Strangers < 1 {
+		return c, fmt.Errorf("%w: limits of %d, %d and %d connections and %d messages, want 1 or more", ErrConfig, c.MaxConns, c.MaxAsked, c.MaxAskedOne, c.Strangers)
 	}
 	if c.Answer < 0 || c.Repeat < time.Millisecond || c.Repeat > response || c.TimeWait < 0 {
 		return c, fmt.Errorf("%w: times %v, %v and %v; Repeat is 1 ms to %v", ErrConfig, c.Answer, c.Repeat, c.TimeWait, response)

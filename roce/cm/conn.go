@@ -24,6 +24,7 @@ type Conn struct {
 	told      bool   // Env.Refused or Env.Disconnected was called, or is not going to be
 	fromPort  bool   // the peer sends from RoCEv2's own port
 	rejected  bool   // out is the REJ that answers a REQ that comes again
+	lent      bool   // its REP counts among what strangers had (giveBack)
 
 	local, remote netip.AddrPort // of the port space
 	id, remoteID  uint32

@@ -41,7 +41,7 @@ type Stats struct {
 	Crowded    uint64 `name:"cm_crowded" help:"connections that made room for another, because their peers had not confirmed them or they had ended"`
 	Stale      uint64 `name:"cm_stale" help:"connections that were ended because a request said that their peer had forgotten them"`
 	NoService  uint64 `name:"cm_no_service" help:"requests to connect to ports that nobody listens to"`
-	Unanswered uint64 `name:"cm_unanswered" help:"messages that got no answer because too many strangers had one lately"`
+	Unanswered uint64 `name:"cm_unanswered" help:"messages to strangers, or to who has not confirmed a connection, that were not sent because there were too many lately"`
 }
 
 // askKey names a connection that a peer asked for, and peerKey a queue pair of a peer: of a device,
@@ -83,7 +83,7 @@ type Manager struct {
 	ended   queue             // all that have ended, which make room for any other
 	timers  timers
 
-	strangers time.Duration // when all answers to strangers have come back (mayAnswer)
+	strangers time.Duration // when all that strangers may be sent has come back (mayAnswer)
 
 	in  message
 	out [MADLen]byte // answers; what is repeated is kept by its Conn

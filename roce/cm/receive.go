@@ -9,8 +9,7 @@ import (
 // connection manager is counted and dropped.
 //
 // For each datagram at most one is sent, of the same size, to where it came from, and to strangers
-// few at a time (mayAnswer); but a
-// message that shows that the peer has forgotten a connection also begins that one's end.
+// few at a time (mayAnswer); but a message that shows that the peer has forgotten a connection also begins that one's end.
 func (m *Manager) Receive(now time.Duration, from netip.AddrPort, mad []byte) {
 	m.stats.Received++
 	peer := from.Addr().Unmap()
@@ -108,7 +107,11 @@ func (m *Manager) receiveREQ(now time.Duration, peer netip.Addr, body []byte) {
 		// A queue pair has one connection. So the peer has forgotten this one: it has started
 		// anew. It may ask again when it has been told (InfiniBand, 12.9.8.3.1).
 		m.stale(now, c)
-		m.refuse(peer, &rej{remote: p.local, about: aboutREQ, reason: ReasonStale})
+		if r := (rej{remote: p.local, about: aboutREQ, reason: ReasonStale}); c.connected {
+			m.refuse(peer, &r)
+		} else {
+			m.refuseStranger(now, peer, &r)
+		}
 		return
 	}
 	// Requests for which there is no room are not refused: peers repeat them for longer than it

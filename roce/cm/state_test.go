@@ -176,6 +176,7 @@ func TestConfig(t *testing.T) {
 		"conns":        {Local: local, MaxConns: -1},
 		"asked":        {Local: local, MaxAsked: -1},
 		"asked by one": {Local: local, MaxAskedOne: -1},
+		"strangers":    {Local: local, Strangers: -1},
 		"answer":       {Local: local, Answer: -1},
 		"repeat":       {Local: local, Repeat: time.Microsecond},
 		"slow repeat":  {Local: local, Repeat: time.Minute},

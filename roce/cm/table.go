@@ -95,7 +95,7 @@ func init() {
 	for _, s := range []State{ReqRcvd, MRASent} {
 		// A kernel that is not answered asks again, and is then told to wait
 		// (IB_CM_MRA_FLAG_DELAY): an answer that comes soon needs no MRA.
-		on(s, evREQ, MRASent, "MRA", (*Conn).waitAgain)
+		on(s, evREQ, MRASent, "MRA", (*Conn).wait)
 		on(s, evWait, MRASent, "MRA", (*Conn).wait)
 		on(s, evAccept, RepSent, "REP", (*Conn).accept)
 		on(s, evReject, TimeWait, "REJ: consumer", (*Conn).reject)

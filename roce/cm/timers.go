@@ -66,14 +66,13 @@ func (c *Conn) disarm() {
 	c.slot = noSlot
 }
 
-// repeat sends c.out, and has it sent again until the state changes: after the time that is
+// repeat has c.out sent again until the state changes: after the time that is
 // configured, then after twice as long, up to what kernels wait, most; for patience in all.
 // Repetitions are harmless, and kernels are slow to repeat theirs.
 func (c *Conn) repeat(now time.Duration, most, patience time.Duration) {
 	c.most, c.pause = most, min(c.m.cfg.Repeat, most)
 	c.patient = patience
 	c.deadline = now + patience
-	c.sendAgain(now)
 	c.later(now)
 }
 
@@ -86,9 +85,12 @@ func (c *Conn) later(now time.Duration) {
 
 // doAgain is a repetition that is due.
 func (c *Conn) doAgain(now time.Duration) {
-	c.m.stats.Repeated++
+	c.lent = false
 	c.pause = min(2*c.pause, c.most)
-	c.sendAgain(now)
+	if c.mayTell(now) {
+		c.m.stats.Repeated++
+		c.sendAgain(now)
+	}
 	c.later(now)
 }
 
@@ -98,6 +100,7 @@ func (c *Conn) sendAgain(time.Duration) { c.m.send(c.remote.Addr(), &c.out) }
 // patience gives the peer the time that it asked for, from now on. A peer may ask more than
 // once, but no connection is begun for longer than MaxDial.
 func (c *Conn) patience(now time.Duration) {
+	c.giveBack()
 	c.again = now + min(codeTime(c.m.in.mra.service), service) + c.most
 	c.deadline = min(c.again+c.patient, c.begun+MaxDial)
 	c.arm()

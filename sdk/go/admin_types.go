@@ -200,8 +200,8 @@ type Counter struct {
 // reader is and who fills it are known if that node runs rdsd, and are 0 otherwise.
 type CongestedPort struct {
 	Endpoint       netip.AddrPort `json:"endpoint"`
-	Local          bool           `json:"local"` // the reader is on this node
-	CongestedFor   time.Duration  `json:"since_ns"`
+	Local          bool           `json:"local"`    // the reader is on this node
+	CongestedFor   time.Duration  `json:"since_ns"` // of a port of another node that concerns no socket here at least so long: since that node last told a change
 	QueuedBytes    uint64         `json:"queued_bytes"`
 	ReaderUID      uint32         `json:"reader_uid"`
 	ReaderPID      uint32         `json:"reader_pid"`

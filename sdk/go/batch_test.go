@@ -179,6 +179,32 @@ func TestJoinableEdges(t *testing.T) {
 	}
 }
 
+// What a try has refused is not overtaken by what the same call sends there in a later message.
+func TestTryOfSeveralMessages(t *testing.T) {
+	_, _, s, st := bindFake(t)
+	ds := slices.Repeat([]Datagram{{Addr: peerAddr}}, maxBatchDatagrams)
+	ds = append(ds, Datagram{Addr: peerAddr}, Datagram{Addr: otherAddr}, Datagram{Addr: peerAddr}, Datagram{Addr: otherAddr})
+	accepted := 0
+	done := goErr(func() (err error) { accepted, err = s.TrySendBatch(testContext(t), ds); return err })
+	st.sendResult(st.nextSend(), sendError(maxBatchDatagrams-1, 1, rdserr.ErrCongested))
+	for range 2 { // there is room again
+		b := st.nextSend()
+		if len(b.GetLength()) != 1 || endpointFromProto(b.GetDestination()[0]) != otherAddr {
+			t.Errorf("%d datagrams to %v", len(b.GetLength()), b.GetDestination())
+		}
+		st.sendResult(b)
+	}
+	var e *BatchError
+	if err := waitErr(t, done); !errors.As(err, &e) || accepted != len(ds)-3 || len(e.Errors) != 3 {
+		t.Fatalf("%d accepted: %v", accepted, err)
+	}
+	for i, want := range []int{-1, 0, 2} {
+		if at := e.Errors[i].Index - maxBatchDatagrams; at != want || !errors.Is(e.Errors[i].Err, rdserr.ErrCongested) {
+			t.Errorf("%d behind the first message: %v", at, e.Errors[i].Err)
+		}
+	}
+}
+
 // A batch that is used again is an empty one.
 func TestRecycledBatch(t *testing.T) {
 	b := &batch{id: 1, seq: 2, firstTag: 3, deadline: time.Now(), wantOutcomes: true, wait: true, parts: []part{{&call{}, 1}}}

@@ -53,6 +53,27 @@ func TestCloseBesideRequest(t *testing.T) {
 	wantErr(t, waitErr(t, asked), rdserr.ErrClosed)
 }
 
+// Whoever closes while another does waits for the daemon too.
+func TestCloseBesideClose(t *testing.T) {
+	_, c, s, st := bindFake(t)
+	done := make(chan error, 4)
+	for _, end := range []func() error{s.Close, s.Close, c.Close, c.Close} {
+		go func() { done <- end() }()
+		time.Sleep(10 * time.Millisecond)
+	}
+	select {
+	case <-done:
+		t.Fatal("Close returned while the daemon had the port")
+	case <-time.After(300 * time.Millisecond):
+	}
+	st.answerClose()
+	for range cap(done) {
+		if err := waitErr(t, done); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // The link may be there when the socket is over: it is let go of, and Bind says why.
 func TestOverWhileBinding(t *testing.T) {
 	d := newFakeDaemon(t)

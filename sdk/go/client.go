@@ -142,10 +142,7 @@ func (c *Client) Target() string { return c.target }
 // rdserr.ErrClosed. Closing twice is no error.
 func (c *Client) Close() error {
 	c.mu.Lock()
-	if c.closed {
-		c.mu.Unlock()
-		return nil
-	}
+	first := !c.closed
 	c.closed = true
 	open := make([]*Socket, 0, len(c.sockets))
 	for s := range c.sockets {
@@ -156,7 +153,10 @@ func (c *Client) Close() error {
 	for _, s := range open {
 		wg.Go(func() { s.Close() })
 	}
-	wg.Wait()
+	wg.Wait() // also for those that another Close has begun to close
+	if !first {
+		return nil
+	}
 	if err := c.conn.Close(); err != nil {
 		return fmt.Errorf("rdsd: close: %w", err)
 	}

@@ -35,6 +35,34 @@ func TestHoldupEnds(t *testing.T) {
 	}
 }
 
+// TestFullIsCountedOnce: a call that finds no room, waits and finds none again has met it once; one
+// that does not wait counts it where it fails.
+func TestFullIsCountedOnce(t *testing.T) {
+	r := newRingDaemon(t).bindRing(localAddr).fe.(*rings)
+	r.txMu.Lock()
+	defer r.txMu.Unlock()
+	full := func() uint64 { _, _, n := r.tx.region.Jams(); return n }
+	for _, c := range []struct {
+		h    holdup
+		link *ringLink
+		errs []error
+		more uint64
+	}{
+		{holdup{r: r, wait: true}, r.tx, []error{rdserr.ErrWouldBlock, rdserr.ErrWouldBlock, rdserr.ErrCongested}, 1},
+		{holdup{r: r, wait: true}, r.tx, []error{rdserr.ErrClosed, rdserr.ErrTimeout}, 0},
+		{holdup{r: r, wait: true}, nil, []error{rdserr.ErrWouldBlock}, 0},
+		{holdup{r: r}, r.tx, []error{rdserr.ErrWouldBlock}, 0},
+	} {
+		before := full()
+		for _, err := range c.errs {
+			c.h.countFull(c.link, err)
+		}
+		if n := full() - before; n != c.more {
+			t.Errorf("waits %v, %v: counted %d, want %d", c.h.wait, c.errs, n, c.more)
+		}
+	}
+}
+
 // TestAwayTellsWhy: a send that finds no daemon is told why there is none, and after Close
 // that the socket is closed; what the daemon answered is told as it is.
 func TestAwayTellsWhy(t *testing.T) {

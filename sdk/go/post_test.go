@@ -294,10 +294,29 @@ func TestSlowWithoutNews(t *testing.T) {
 	untilNothingPosted(t, s)
 }
 
+// neverSlow has no batch of the session become slow, however long it has no result.
+func neverSlow(t *testing.T, s *Socket) {
+	t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		s.mu.Lock()
+		sess := streamOf(s).sess
+		ran := sess.slowTimer
+		sess.slowTimer = true // as if one ran already
+		s.mu.Unlock()
+		if !ran {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal("a timer for slow batches runs and runs")
+		}
+	}
+}
+
 // The daemon goes away: what was written is Unknown, once; what was not goes over the next
 // stream, once, and before what is sent there.
 func TestRestartBetweenPosts(t *testing.T) {
 	d, s, st := bindClear(t, WithOutcomes())
+	neverSlow(t, s) // else what gathers leaves after a while
 	var tags []uint64
 	for i := range 4 {
 		tags = append(tags, send(t, s, peerAddr, fmt.Sprint(i)))

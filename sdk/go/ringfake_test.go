@@ -234,7 +234,7 @@ func (d *ringDaemon) bind(c *shm.Conn, b *rdsdv1.Bind) (*ringSock, *rdsdv1.Closi
 		refused = d.mapped(region)
 	}
 	if err == nil {
-		err = region.Seal()
+		err = errors.Join(shm.Seal(region.FD), region.Touched())
 	}
 	if refused != nil || err != nil {
 		region.Close()

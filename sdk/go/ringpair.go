@@ -425,6 +425,13 @@ func (r *rings) nextLocked(l *ringLink) (p *pairIn, rec shm.PairRecord, ok bool,
 	i, rec, ok, err := l.order.Next(l.recv, in.sources, &l.desc)
 	if i >= 0 {
 		p = in.in[i]
+	} else if !ok && err == nil && r.lastPump {
+		// The daemon is gone, and what it had placed is taken: nothing is to be read before the rest.
+		for _, p := range in.in {
+			if rec, last := p.r.Peek(^uint64(0)); last {
+				return p, rec, false, nil
+			}
+		}
 	}
 	return p, rec, ok, err
 }

@@ -166,3 +166,22 @@ func TestPairBehindAFalseMark(t *testing.T) {
 		})
 	}
 }
+
+// TestPairBehindALostMark: when a daemon ends before the receive ring has come to a mark, what stands behind that is
+// read: nothing is to come before it any more.
+func TestPairBehindALostMark(t *testing.T) {
+	d := newRingDaemon(t)
+	s := d.bindRing(localAddr)
+	p, out := pairFrom(t, s, 7, peerAddr)
+	p.SetMark(1)
+	putPaired(t, out, "datum  0", "datum  1")
+	if n, ok, err := s.PeekSize(testContext(t)); ok || err != nil {
+		t.Fatalf("%d bytes, %v: its turn has not come", n, err)
+	}
+	d.stop()
+	for _, want := range []string{"datum  0", "datum  1"} {
+		if got, err := s.Recv(testContext(t)); err != nil || string(got.Payload) != want {
+			t.Errorf("%q, %v, want %q", got.Payload, err, want)
+		}
+	}
+}

@@ -253,7 +253,7 @@ func TestRingsFallBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(null)
-	says := make(chan func(c *shm.Conn), 1)
+	says, said := make(chan func(c *shm.Conn), 1), make(chan struct{}, 1)
 	go func() {
 		for {
 			c, err := ln.AcceptConn()
@@ -262,6 +262,7 @@ func TestRingsFallBack(t *testing.T) {
 			}
 			if _, _, err := c.ReadMessage(); err == nil {
 				(<-says)(c)
+				said <- struct{}{}
 			}
 			c.Close()
 		}
@@ -316,6 +317,7 @@ func TestRingsFallBack(t *testing.T) {
 		"no room":        {noRoom, false, rdserr.ErrTooMany},
 		"hangs up":       {func(*shm.Conn) {}, false, rdserr.ErrShutdown},
 		"nonsense":       {nonsense, false, rdserr.ErrProtocol},
+		"no message":     {func(c *shm.Conn) { _ = c.WriteMessage([]byte{0xff}) }, false, rdserr.ErrProtocol},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, fe := range []FrontEnd{Auto, Rings} {
@@ -341,6 +343,11 @@ func TestRingsFallBack(t *testing.T) {
 					}
 				} else {
 					wantErr(t, waitErr(t, done), c.err)
+				}
+				select {
+				case <-said: // the next one begins when the daemon has done with this
+				case <-time.After(10 * time.Second):
+					t.Fatal("the daemon was not asked for rings")
 				}
 				client.Close()
 			}

@@ -59,6 +59,20 @@ func (s *stream) sendBatch(ctx context.Context, op string, ds []Datagram, wait b
 type batchRun struct {
 	batchErrors
 	s *stream
+	// Of a try: where a datagram found no room. Those behind it in later messages, for which
+	// there may be room again, do not overtake it.
+	jammed map[netip.AddrPort]error
+}
+
+// jam refuses count datagrams from index on, which found no room or no daemon.
+func (r *batchRun) jam(index, count int, err error) {
+	if r.jammed == nil {
+		r.jammed = make(map[netip.AddrPort]error)
+	}
+	for _, d := range r.ds[index : index+count] {
+		r.jammed[unmap(d.Addr)] = err
+	}
+	r.fail(index, count, err, false)
 }
 
 // batchErrors gathers the errors of one SendBatch call.
@@ -112,7 +126,7 @@ func (r *batchRun) chunk(ctx context.Context, from int, wait bool) (n int, stop 
 	if err, stop := r.closedDoor(wait, b.bytes); err != nil {
 		s.mu.Unlock()
 		b.recycle()
-		r.fail(from, n, err, false)
+		r.jam(from, n, err)
 		return n, stop
 	}
 	if wait {
@@ -157,10 +171,13 @@ func (r *batchRun) chunk(ctx context.Context, from int, wait bool) (n int, stop 
 		e.index += from
 		// These are sent again in order. What follows them to the same destination was
 		// refused with them (transmit.go), so nothing overtakes.
-		if wait && noRoom(e.err) {
-			again = append(again, e)
-		} else {
+		switch {
+		case !noRoom(e.err):
 			r.fail(e.index, e.count, e.err, false)
+		case wait:
+			again = append(again, e)
+		default:
+			r.jam(e.index, e.count, e.err)
 		}
 	}
 	c.recycle()
@@ -188,6 +205,9 @@ func (r *batchRun) measure(from int) (n, bytes int) {
 		if !d.Addr.Addr().IsValid() || d.Addr.Addr().IsUnspecified() || largest > 0 && len(d.Payload) > largest {
 			break
 		}
+		if r.jammed != nil && r.jammed[unmap(d.Addr)] != nil {
+			break
+		}
 		bytes += len(d.Payload)
 		n++
 	}
@@ -196,6 +216,10 @@ func (r *batchRun) measure(from int) (n, bytes int) {
 
 // unsendable refuses the datagram at index i, which measure has found wanting.
 func (r *batchRun) unsendable(i int) (n int, stop error) {
+	if err := r.jammed[unmap(r.ds[i].Addr)]; err != nil {
+		r.fail(i, 1, err, false)
+		return 1, nil
+	}
 	r.s.mu.Lock()
 	over := r.s.over
 	err := r.s.refuseLocked(r.ds[i].Addr, len(r.ds[i].Payload))

@@ -126,9 +126,11 @@ func (s *Socket) Close() error {
 	s.mu.Lock()
 	l := s.link
 	first := s.finishLocked(rdserr.ErrClosed)
-	if l != nil && first {
+	switch {
+	case !first: // another Close is at it, and has the time for the daemon
+	case l != nil:
 		l.endLocked()
-	} else {
+	default:
 		s.cancel()
 	}
 	s.mu.Unlock()

@@ -168,6 +168,15 @@ func (v *Volumes) ResizeExport(ctx context.Context, name string, size uint64) (u
 	return v.resize(ctx, req, size)
 }
 
+// GrowExport is ResizeExport for a size that the store does not lose anything with: if it
+// has more now, it is left as it is, with EINVAL.
+func (v *Volumes) GrowExport(ctx context.Context, name string, size uint64) (uint64, error) {
+	req := &rdsdv1.VolumeResizeRequest{}
+	req.SetExport(name)
+	req.SetGrowOnly(true)
+	return v.resize(ctx, req, size)
+}
+
 // ResizeMapping takes over the size the other node says the volume has now. It
 // has to be size, unless that is 0. It returns the size afterwards.
 func (v *Volumes) ResizeMapping(ctx context.Context, mapping string, size uint64) (uint64, error) {

@@ -64,6 +64,8 @@ func TestEveryVolumeCallSaysAll(t *testing.T) {
 		}, rdsdv1.VolumeInfoRequest_builder{Node: "n", Name: "disk", Session: "s", Path: []*rdsdv1.VolumePathSpec{path}}.Build()},
 		{"Resize", func() (any, error) { return v.ResizeExport(ctx, "disk", 9) },
 			rdsdv1.VolumeResizeRequest_builder{Export: &disk, SizeBytes: 9}.Build()},
+		{"Resize", func() (any, error) { return v.GrowExport(ctx, "disk", 9) },
+			rdsdv1.VolumeResizeRequest_builder{Export: &disk, SizeBytes: 9, GrowOnly: true}.Build()},
 		{"Resize", func() (any, error) { return v.ResizeMapping(ctx, "m", 9) },
 			rdsdv1.VolumeResizeRequest_builder{Mapping: &sess, SizeBytes: 9}.Build()},
 		{"Check", func() (any, error) { return v.Check(ctx, "m") }, rdsdv1.VolumeCheckRequest_builder{What: "m"}.Build()},

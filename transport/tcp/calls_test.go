@@ -211,6 +211,12 @@ func TestManyPieces(t *testing.T) {
 	if m, err := unix.Read(fds[1], got); err != nil || m != n || !bytes.Equal(got[:m], want[:n]) {
 		t.Errorf("%d bytes of %d have come, or others: %v", m, n, err)
 	}
+	for k := range 4 { // of so many pieces, all with one call
+		n, err := writeOnce(fds[0], [][]byte{{1}, {2, 3}, {4, 5, 6}, {7}}[:k+1])
+		if all := []int{1, 3, 6, 7}[k]; err != nil || n != all {
+			t.Errorf("%d bytes of %d pieces written: %v", n, k+1, err)
+		}
+	}
 	if n, err := writeOnce(-1, pieces[1:2]); err != unix.EBADF || n != 0 {
 		t.Errorf("written to nowhere: %d, %v", n, err)
 	}

@@ -70,6 +70,9 @@ func (p *Provider) Adopt([]byte) (release func(), err error) { return func() {},
 // DialOneSided connects. It takes no longer than half a minute, and ends when
 // ctx does. attr needs nothing: what is posted waits in memory, what comes in the socket.
 func (p *Provider) DialOneSided(ctx context.Context, local, remote netip.AddrPort, d transport.Domain, attr transport.LinkAttr, private []byte) (transport.OneSided, []byte, error) {
+	if err := p.room(); err != nil {
+		return nil, nil, err
+	}
 	dom, err := domainOf(d)
 	if err != nil {
 		return nil, nil, err

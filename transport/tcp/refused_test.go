@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rdsd/rdsd/internal/accept"
+	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/wire"
 )
 
@@ -56,5 +57,24 @@ func TestRefusedIsAskedOnce(t *testing.T) {
 	}
 	if syns != 1 {
 		t.Errorf("it was asked %d times", syns)
+	}
+}
+
+// A node without descriptors dials nobody, neither for datagrams nor for volumes: what is left is kept
+// for links that are accepted.
+func TestNoRoomToDial(t *testing.T) {
+	p := newProvider(t)
+	ln, err := p.ListenOneSided(netip.MustParseAddrPort("127.0.0.97:0"), func(q transport.ConnRequest) { q.Reject(nil) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	full := errors.New("no descriptors")
+	p.Room = func() error { return full }
+	if l, _, err := p.DialOneSided(t.Context(), netip.AddrPort{}, ln.Addr(), p.NewDomain(), transport.LinkAttr{}, nil); l != nil || err != full {
+		t.Errorf("for volumes: %v, %v", l, err)
+	}
+	if l, err := p.Dial(t.Context(), netip.MustParseAddrPort("127.0.0.96:0"), ln.Addr(), 0); l != nil || err != full {
+		t.Errorf("for datagrams: %v, %v", l, err)
 	}
 }

@@ -58,7 +58,7 @@ type Store struct {
 	// Volatile says that a change of Verifier means the loss of everything the store held.
 	Volatile bool
 	// Foreign says that another session has had the device for writing since the session of
-	// this name had it.
+	// this name had it for that, or that the name led this one to another store before.
 	Foreign bool
 }
 

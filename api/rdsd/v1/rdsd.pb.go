@@ -3483,8 +3483,9 @@ func (x *FlushResult) SetInFlight(v uint64) {
 type FlushResult_builder struct {
 	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
 
-	Id       uint64
-	Errno    int32
+	Id    uint64
+	Errno int32
+	// Still undecided (with ETIMEDOUT). Over rings a descriptor that the daemon has not taken counts as one.
 	InFlight uint64
 }
 

@@ -3561,6 +3561,7 @@ type VolumeResizeRequest struct {
 	state                protoimpl.MessageState     `protogen:"opaque.v1"`
 	xxx_hidden_What      isVolumeResizeRequest_What `protobuf_oneof:"what"`
 	xxx_hidden_SizeBytes uint64                     `protobuf:"varint,3,opt,name=size_bytes,json=sizeBytes"`
+	xxx_hidden_GrowOnly  bool                       `protobuf:"varint,4,opt,name=grow_only,json=growOnly"`
 	unknownFields        protoimpl.UnknownFields
 	sizeCache            protoimpl.SizeCache
 }
@@ -3615,6 +3616,13 @@ func (x *VolumeResizeRequest) GetSizeBytes() uint64 {
 	return 0
 }
 
+func (x *VolumeResizeRequest) GetGrowOnly() bool {
+	if x != nil {
+		return x.xxx_hidden_GrowOnly
+	}
+	return false
+}
+
 func (x *VolumeResizeRequest) SetMapping(v string) {
 	x.xxx_hidden_What = &volumeResizeRequest_Mapping{v}
 }
@@ -3625,6 +3633,10 @@ func (x *VolumeResizeRequest) SetExport(v string) {
 
 func (x *VolumeResizeRequest) SetSizeBytes(v uint64) {
 	x.xxx_hidden_SizeBytes = v
+}
+
+func (x *VolumeResizeRequest) SetGrowOnly(v bool) {
+	x.xxx_hidden_GrowOnly = v
 }
 
 func (x *VolumeResizeRequest) HasWhat() bool {
@@ -3696,6 +3708,8 @@ type VolumeResizeRequest_builder struct {
 	// 0: of a mapping any, of an export what its store has (a block device that grew).
 	// A mapping is left as it is, with EINVAL, if the volume has another size.
 	SizeBytes uint64
+	// An export is left as it is, with EINVAL, if its store has more than that now.
+	GrowOnly bool
 }
 
 func (b0 VolumeResizeRequest_builder) Build() *VolumeResizeRequest {
@@ -3709,6 +3723,7 @@ func (b0 VolumeResizeRequest_builder) Build() *VolumeResizeRequest {
 		x.xxx_hidden_What = &volumeResizeRequest_Export{*b.Export}
 	}
 	x.xxx_hidden_SizeBytes = b.SizeBytes
+	x.xxx_hidden_GrowOnly = b.GrowOnly
 	return m0
 }
 
@@ -6043,12 +6058,13 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12'\n" +
 	"\x04info\x18\x03 \x01(\v2\x13.rdsd.v1.VolumeInfoR\x04info\x12\x1f\n" +
 	"\vqueue_depth\x18\x04 \x01(\rR\n" +
-	"queueDepth\"r\n" +
+	"queueDepth\"\x8f\x01\n" +
 	"\x13VolumeResizeRequest\x12\x1a\n" +
 	"\amapping\x18\x01 \x01(\tH\x00R\amapping\x12\x18\n" +
 	"\x06export\x18\x02 \x01(\tH\x00R\x06export\x12\x1d\n" +
 	"\n" +
-	"size_bytes\x18\x03 \x01(\x04R\tsizeBytesB\x06\n" +
+	"size_bytes\x18\x03 \x01(\x04R\tsizeBytes\x12\x1b\n" +
+	"\tgrow_only\x18\x04 \x01(\bR\bgrowOnlyB\x06\n" +
 	"\x04what\"5\n" +
 	"\x14VolumeResizeResponse\x12\x1d\n" +
 	"\n" +

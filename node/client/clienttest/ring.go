@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"hash/crc32"
-	"net"
 	"net/netip"
 	"os"
 	"testing"
@@ -229,41 +228,6 @@ func FlushOf(id uint64, timeout time.Duration) *rdsdv1.ClientMessage {
 	m := &rdsdv1.ClientMessage{}
 	m.SetFlush(f)
 	return m
-}
-
-// Lingering is a TCP socket whose last close takes until its other end is closed.
-func Lingering(t *testing.T) (fd int, far net.Conn) {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	c, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	if far, err = l.Accept(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { far.Close() })
-	raw, err := c.(*net.TCPConn).SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
-	raw.Control(func(old uintptr) { fd, err = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0) })
-	if err == nil {
-		err = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 3600})
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	for full := make([]byte, 1<<20); ; {
-		if _, err := unix.Write(fd, full); err != nil {
-			return fd, far
-		}
-	}
 }
 
 // RingBind makes a Bind with rings.

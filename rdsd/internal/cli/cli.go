@@ -29,31 +29,50 @@ type app struct {
 	json    bool          // --json, or -o json
 	form    string        // -o
 	from    string        // --from of the commands that read; "": a daemon
-
-	stopSignals func() // gives SIGINT and SIGTERM their default effect back
 }
+
+// sameSignal is how long a further signal counts as the first.
+const sameSignal = 250 * time.Millisecond
 
 // Main runs the program with argv and returns its exit code. argv[0] chooses:
 // rds-ping, rds-info and rds-stress behave like the tools of that name;
 // `rdsd rds-info …` does the same without a link.
 func Main(argv []string, in io.Reader, out, errw io.Writer) int {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
 	name, args := filepath.Base(argv[0]), argv[1:]
 	if !rdstools.Has(name) && len(args) > 0 && rdstools.Has(args[0]) {
 		name, args = args[0], args[1:]
 	}
 	if rdstools.Has(name) {
+		ctx, stop := untilSignal(context.Background(), true)
+		defer stop()
 		return rdstools.Run(ctx, name, args, out, errw)
 	}
-	return run(ctx, stop, args, in, out, errw)
+	return run(context.Background(), args, in, out, errw)
 }
 
-func run(ctx context.Context, stopSignals func(), args []string, in io.Reader, out, errw io.Writer) int {
+// untilSignal ends ctx at SIGINT and SIGTERM and, with hangup, when the terminal is lost, so that a command gives back
+// what it took. Whoever started it may have said that it outlives that, as nohup does.
+func untilSignal(ctx context.Context, hangup bool) (context.Context, context.CancelFunc) {
+	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if hangup && !signal.Ignored(syscall.SIGHUP) {
+		signals = append(signals, syscall.SIGHUP)
+	}
+	ctx, stop := signal.NotifyContext(ctx, signals...)
+	// A second one ends the process, whichever of them it is and whatever the process waits for. One that
+	// comes in the same moment is the same: timeout(1) sends its signal to a process and to the group of it.
+	undo := context.AfterFunc(ctx, func() { time.AfterFunc(sameSignal, stop) })
+	return ctx, func() { undo(); stop() }
+}
+
+func run(ctx context.Context, args []string, in io.Reader, out, errw io.Writer) int {
 	printed := &keeper{w: out}
-	a := &app{in: in, out: printed, err: errw, stopSignals: stopSignals}
+	a := &app{in: in, out: printed, err: errw}
 	root := a.root()
 	root.SetArgs(args)
+	chosen, _, err := root.Find(args)
+	serves := err == nil && chosen.CommandPath() == "rdsd serve" // which reads its file again when the terminal is lost
+	ctx, stop := untilSignal(ctx, !serves)
+	defer stop()
 	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		err = printed.failed()
@@ -62,8 +81,8 @@ func run(ctx context.Context, stopSignals func(), args []string, in io.Reader, o
 		return exitOK
 	}
 	code := exitOf(err)
-	if code == exitInterrupted && ctx.Err() != nil {
-		return code
+	if _, own := errors.AsType[*codeError](err); code == exitInterrupted && ctx.Err() != nil && !own {
+		return code // whoever has ended it knows
 	}
 	if _, ok := errors.AsType[errLogged](err); ok {
 		return code

@@ -19,7 +19,8 @@ func (a *app) congestionCmd() *cobra.Command {
 node: the process that reads too slowly, how much it has queued, and the senders
 that fill it, largest first. For a port of another node that runs rdsd the same, as
 its daemon says, for ports that sockets here send to; and how many sockets here
-wait for it, and how many of their sends were refused or had to wait. --watch reports every change as it happens.
+wait for it, and how many of their sends were refused or had to wait. SINCE of others
+is the least it can be: since their node last told a change. --watch reports every change as it happens.
 
 --history shows the last hour instead, which the daemon keeps: for how long
 each port was congested, when, and who was to read it and filled it, of all ports or

@@ -21,8 +21,10 @@ func (a *app) doctorCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor [" + strings.Join(doctor.Groups, "|") + "]...",
 		Short: "say what this machine lacks for rdsd, and the command that mends it",
-		Long: `Look at this machine, not at a daemon: limits, memory of the control group, room for
-state, addresses, ports, kernel modules, permissions. Each finding is ok, a note (it
+		Long: `Look at this machine, and ask no daemon: limits, memory of the control group, room for
+state, addresses, ports, kernel modules, permissions. Limits, control group and state are
+those of the daemon that runs, as far as this user may see them, and of this shell
+where none does. Each finding is ok, a note (it
 works, but not as it could), a warning or an error, with the command that mends it.
 It changes nothing. The configuration is that of 'rdsd serve' with the same file and
 variables; where it is wrong the exit code is 78. Without arguments it looks at everything:

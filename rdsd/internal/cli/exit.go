@@ -50,7 +50,7 @@ var exitCodes = []exitCode{
 	{exitExists, "exists", "it is there already"},
 	{exitInternal, "internal", "the daemon ended itself because of a bug that may have spoilt what it knows; its log has the stack"},
 	{exitConfig, "config", "the daemon's configuration is wrong: to start it again would not help"},
-	{exitInterrupted, "interrupted", "ended by SIGINT or SIGTERM before it was done"},
+	{exitInterrupted, "interrupted", "ended by SIGINT, SIGTERM or SIGHUP before it was done"},
 }
 
 func exitCodesText() string {

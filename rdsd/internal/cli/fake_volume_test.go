@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc"
 
@@ -23,14 +24,16 @@ type fakeVolumes struct {
 	rdsdv1.UnimplementedVolumeServiceServer
 	socket string
 	nbd    *nbd.Server
+	slow   *blk.Fault // what the volume slow is in; reads of it take seconds
 	served chan error
 
 	mu     sync.Mutex
 	mapped map[string]*rdsdv1.VolumeMapping // guarded by mu; by id
+	late   map[string]bool                  // guarded by mu; what was to be unmapped once
 }
 
 func newFakeVolumes(dir string) (*fakeVolumes, error) {
-	f := &fakeVolumes{socket: filepath.Join(dir, "nbd.sock"), mapped: map[string]*rdsdv1.VolumeMapping{}, served: make(chan error, 1)}
+	f := &fakeVolumes{socket: filepath.Join(dir, "nbd.sock"), mapped: map[string]*rdsdv1.VolumeMapping{}, late: map[string]bool{}, served: make(chan error, 1)}
 	var err error
 	if f.nbd, err = nbd.NewServer(nbd.Options{}); err != nil {
 		return nil, err
@@ -47,6 +50,14 @@ func newFakeVolumes(dir string) (*fakeVolumes, error) {
 		if err != nil {
 			return nil, err
 		}
+	}
+	f.slow = blk.NewFault(mustMem(4<<20), 1)
+	if err := blk.WriteAt(f.slow, []byte(strings.Repeat("slow", 1024)), 0, 0); err != nil { // so that there is something to read
+		return nil, err
+	}
+	f.slow.Add(blk.Rule{Ops: blk.Ops(blk.OpRead), Delay: 3 * time.Second})
+	if err := f.nbd.Add(nbd.Export{Name: "slow", Device: f.slow}); err != nil {
+		return nil, err
 	}
 	bad := blk.NewFault(mustMem(4<<20), 1)
 	bad.Add(blk.Rule{Ops: blk.Ops(blk.OpWrite), Err: blk.ErrMedium})
@@ -70,6 +81,7 @@ func mustMem(size uint64) *blk.Mem {
 }
 
 func (f *fakeVolumes) stop() {
+	f.slow.Close() // and what waits in it
 	f.nbd.Close()
 	<-f.served
 }
@@ -170,8 +182,16 @@ func (f *fakeVolumes) Map(_ context.Context, req *rdsdv1.VolumeMapRequest) (*rds
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	id := req.GetId()
-	if id == "" {
-		id = fmt.Sprintf("v%d", len(f.mapped)+3)
+	for n := len(f.mapped) + 3; id == "" || f.mapped[id] != nil && req.GetId() == ""; n++ {
+		id = fmt.Sprintf("v%d", n)
+	}
+	for _, o := range f.mapped {
+		switch {
+		case o.GetId() == id:
+			return nil, rdserr.With(rdserr.ErrExists, "there is a mapping %s already", id)
+		case volumeText(o.GetNode(), o.GetName()) == volume && o.GetSession() == req.GetSession() && o.GetDevice() != "":
+			return nil, rdserr.With(rdserr.ErrExists, "%s is mapped already, as %s", volume, o.GetId())
+		}
 	}
 	socket := req.GetSocketPath()
 	if socket == "" {
@@ -194,15 +214,10 @@ func (f *fakeVolumes) Map(_ context.Context, req *rdsdv1.VolumeMapRequest) (*rds
 	}
 	switch {
 	case req.GetNode() == "away": // the server is, and the device was of an earlier start
-		for _, o := range f.mapped {
-			if volumeText(o.GetNode(), o.GetName()) == volume {
-				return nil, rdserr.With(rdserr.ErrExists, "%s is mapped as %s already", volume, o.GetId())
-			}
-		}
 		m.State = rdsdv1.VolumeMappingState_VOLUME_MAPPING_STATE_INIT
 		m.Device = filepath.Join(filepath.Dir(f.socket), req.GetName())
 	case strings.HasPrefix(id, "left"): // there was no room for it
-		m.State, m.Device, m.Uri = rdsdv1.VolumeMappingState_VOLUME_MAPPING_STATE_INIT, "", ""
+		m.State, m.Device, m.Uri, m.LastError = rdsdv1.VolumeMappingState_VOLUME_MAPPING_STATE_INIT, "", "", "there is no room"
 	}
 	f.mapped[id] = m.Build()
 	return f.mapped[id], nil
@@ -216,6 +231,10 @@ func (f *fakeVolumes) Unmap(_ context.Context, req *rdsdv1.VolumeUnmapRequest) (
 			}
 			f.mu.Lock()
 			defer f.mu.Unlock()
+			if id := m.GetId(); strings.HasPrefix(id, "copy-") && !req.GetForce() && !f.late[id] { // as if the end of the connection were not seen yet
+				f.late[id] = true
+				return nil, rdserr.With(rdserr.ErrBusy, "a program has %s open", id)
+			}
 			delete(f.mapped, m.GetId())
 			return &rdsdv1.VolumeUnmapResponse{}, nil
 		}
@@ -233,6 +252,14 @@ func (f *fakeVolumes) Export(_ context.Context, req *rdsdv1.VolumeExportRequest)
 		return nil, rdserr.With(rdserr.ErrExists, "disk is exported already")
 	case "../x":
 		return nil, rdserr.With(rdserr.ErrInvalid, "name %q: no part of it may be ..", req.GetName())
+	case "sealed": // the errors of a daemon that may not open the store
+		return nil, rdserr.With(rdserr.ErrReadOnly, "open %s: read-only file system", req.GetPath())
+	case "foreign":
+		return nil, rdserr.With(rdserr.ErrPerm, "open volume %s: permission denied", req.GetPath())
+	case "hidden":
+		return nil, rdserr.With(rdserr.ErrNotFound, "stat %s: no such file or directory", req.GetPath())
+	case "denied":
+		return nil, rdserr.With(rdserr.ErrPerm, "exporting is for administrators")
 	}
 	size := req.GetSizeBytes()
 	if size == 0 {
@@ -270,9 +297,16 @@ func (f *fakeVolumes) Info(_ context.Context, req *rdsdv1.VolumeInfoRequest) (*r
 }
 
 func (f *fakeVolumes) Resize(_ context.Context, req *rdsdv1.VolumeResizeRequest) (*rdsdv1.VolumeResizeResponse, error) {
+	if req.GetExport() == "golden" {
+		return nil, rdserr.With(rdserr.ErrNotFound, "export %q: no such file or directory", req.GetExport())
+	}
+	const has = 21 << 30 // more than what exports remembers
 	size := req.GetSizeBytes()
 	if size == 0 {
-		size = 21 << 30
+		size = has
+	}
+	if req.GetGrowOnly() && size < has {
+		return nil, rdserr.With(rdserr.ErrInvalid, "it has %d bytes", uint64(has))
 	}
 	return rdsdv1.VolumeResizeResponse_builder{SizeBytes: size}.Build(), nil
 }

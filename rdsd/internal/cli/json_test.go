@@ -58,7 +58,7 @@ func TestJSON(t *testing.T) {
 	for _, c := range jsonCommands {
 		var out, errw bytes.Buffer
 		args := append(strings.Fields(c.args), "--json", "--socket", socket)
-		run(context.Background(), func() {}, args, strings.NewReader(""), &out, &errw)
+		run(context.Background(), args, strings.NewReader(""), &out, &errw)
 		got := strings.ReplaceAll(moment.ReplaceAllString(out.String(), `$1"TIME"`), dir, "DIR")
 		file := filepath.Join("testdata", "json", c.file+".json")
 		if *update {

@@ -32,13 +32,13 @@ func (f *full) Write(b []byte) (int, error) {
 func TestWhatIsNotPrintedFails(t *testing.T) {
 	var whole, said bytes.Buffer
 	args := []string{"exit-codes"}
-	if code := run(t.Context(), func() {}, args, nil, &whole, &said); code != exitOK || said.Len() > 0 {
+	if code := run(t.Context(), args, nil, &whole, &said); code != exitOK || said.Len() > 0 {
 		t.Fatalf("with room: exit %d, %q", code, said.String())
 	}
 	for _, room := range []int{0, whole.Len() - 1} {
 		f := full(room)
 		said.Reset()
-		if code := run(t.Context(), func() {}, args, nil, &f, &said); code != exitFailed || said.String() != "rdsd: no space left on device\n" {
+		if code := run(t.Context(), args, nil, &f, &said); code != exitFailed || said.String() != "rdsd: no space left on device\n" {
 			t.Errorf("with room for %d of %d bytes: exit %d, %q", room, whole.Len(), code, said.String())
 		}
 	}

@@ -30,7 +30,8 @@ func (a *app) pingCmd() *cobra.Command {
 the round trips. Both rdsd and the kernel answer them; no application is needed
 there. It goes on until --count or Ctrl-C, and ends with a summary. --timeout is
 the longest wait for one reply. The exit code is 0 when any reply came; when
-none did, 4 if the node was silent and 1 if it cannot or may not be reached.`,
+none did, 4 if the node was silent and 1 if it cannot or may not be reached; 130 if
+it was ended during the first one.`,
 		ValidArgsFunction: a.completeFirst(listPeerWords),
 		Args:              needArgs("NODE", "the address of a node, such as 10.0.0.2 or fd00::2"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -135,7 +136,10 @@ func (a *app) pingLoop(ctx context.Context, c *rdsd.Admin, spec rdsd.PingSpec, o
 	sum.Min, sum.P50, sum.P90, sum.P99, sum.Max, sum.Mean = duration(h.Min()), duration(h.ValueAtQuantile(50)),
 		duration(h.ValueAtQuantile(90)), duration(h.ValueAtQuantile(99)), duration(h.Max()), duration(h.Mean())
 	a.printPingSummary(sum)
-	if sum.Received == 0 && sum.Sent > 0 {
+	switch {
+	case sum.Sent == 0:
+		return ctx.Err() // interrupted during the first one
+	case sum.Received == 0:
 		return withCode(exitOf(last), fmt.Errorf("no reply from %s: %s", spec.Remote, explain(last)))
 	}
 	return nil

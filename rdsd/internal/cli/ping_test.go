@@ -49,3 +49,35 @@ func TestPingSumsUpWhenTheDaemonEnds(t *testing.T) {
 		}
 	}
 }
+
+// silentAdmin answers no ping.
+type silentAdmin struct {
+	fakeAdmin
+	asked chan struct{}
+}
+
+func (s *silentAdmin) Ping(ctx context.Context, _ *rdsdv1.PingRequest) (*rdsdv1.PingResponse, error) {
+	s.asked <- struct{}{}
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// TestPingInterrupted: one that ends before anything is known of the node does not say that it answered.
+func TestPingInterrupted(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	admin := &silentAdmin{asked: make(chan struct{}, 1)}
+	s := grpc.NewServer(grpc.UnaryInterceptor(rdsdv1.UnaryErrno), grpc.StreamInterceptor(rdsdv1.StreamErrno))
+	rdsdv1.RegisterAdminServer(s, admin)
+	go s.Serve(l) // ended by Stop
+	t.Cleanup(s.Stop)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { <-admin.asked; cancel() }() // ended by the ping
+	var out, errw bytes.Buffer
+	if got := run(ctx, []string{"--socket", socket, "ping", "10.0.0.2"}, strings.NewReader(""), &out, &errw); got != exitInterrupted || errw.Len() > 0 {
+		t.Errorf("exit %d, %s%s", got, &out, &errw)
+	}
+}

@@ -94,7 +94,7 @@ func (o sendOptions) check(payloads []string, sized bool) error {
 		return usagef("--size %d: a datagram has 0 to %d bytes (1 MiB)", o.size, maxDatagramBytes)
 	case o.count == 0:
 		return usagef("--count 0 would send nothing; leave it out or give 1 or more")
-	case o.rate < 0:
+	case !(o.rate >= 0): // NaN too
 		return usagef("--rate %v: it must be a number of datagrams a second, or 0 for no limit", o.rate)
 	}
 	return nil

@@ -14,6 +14,7 @@ import (
 
 	"github.com/rdsd/rdsd/node"
 	"github.com/rdsd/rdsd/node/config"
+	"github.com/rdsd/rdsd/rdsd/internal/doctor"
 )
 
 func (a *app) serveCmd() *cobra.Command {
@@ -80,8 +81,7 @@ func configErrors(err error) error {
 	return fmt.Errorf("wrong configuration: %w", err)
 }
 
-// serve runs a node until ctx ends. The first signal has ended ctx; from then
-// on signals have their default effect, so a second one ends the process.
+// serve runs a node until ctx ends. The first signal has ended ctx; a second one ends the process.
 //
 // What ends it is a line of its log, for that is what a daemon's standard error is;
 // the exit code is 78 for the configuration and 1 for the rest.
@@ -95,7 +95,9 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, load config.LoadOpt
 	}
 	n.LogsTo(out)
 	node.TuneMemory(cfg)
-	defer context.AfterFunc(ctx, a.stopSignals)()
+	if group, allows, needs := doctor.ShortGroup(doctor.Here(), cfg); group != "" {
+		log.Warn("the control group allows less memory than limits.memory_bytes and 64 MiB: the kernel may end the daemon", "group", group, "memory_max", allows, "needed", needs)
+	}
 	over := make(chan struct{})
 	defer close(over)
 	go func() { // ends with the node, and nobody waits for it: the file may be on a disk that stands still

@@ -199,7 +199,7 @@ func runShown(args []string) (code int, said string) {
 	var out, errw bytes.Buffer
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	code = run(ctx, func() {}, args, strings.NewReader(""), &out, &errw)
+	code = run(ctx, args, strings.NewReader(""), &out, &errw)
 	return code, errw.String()
 }
 

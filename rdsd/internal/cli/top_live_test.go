@@ -26,7 +26,7 @@ func serveLive(t *testing.T, addr netip.Addr, port, volumes uint16) (socket stri
 	ended := make(chan string, 1)
 	go func() { // ends with ctx
 		var errw bytes.Buffer
-		code := run(ctx, func() {}, []string{"serve", "--address", addr.String(), "--port", strconv.Itoa(int(port)), "--volume-port", strconv.Itoa(int(volumes)),
+		code := run(ctx, []string{"serve", "--address", addr.String(), "--port", strconv.Itoa(int(port)), "--volume-port", strconv.Itoa(int(volumes)),
 			"--socket", socket, "--http", "", "--drain-timeout", "200ms", "--log-level", "error"}, strings.NewReader(""), &errw, &errw)
 		ended <- fmt.Sprintf("%d %s", code, &errw)
 	}()

@@ -139,7 +139,7 @@ func newTerminal(t *testing.T, args ...string) *terminal {
 	go func() { // ends with ctx, or when the program does
 		defer close(done)
 		var errw bytes.Buffer
-		code := run(ctx, func() {}, args, slave, slave, &errw)
+		code := run(ctx, args, slave, slave, &errw)
 		if errw.Len() > 0 {
 			t.Logf("it said %s", &errw)
 		}
@@ -330,7 +330,7 @@ func TestTopInBatch(t *testing.T) {
 	socket := serveCrowd(t)
 	top := func(args ...string) (string, int) {
 		var out, errw bytes.Buffer
-		code := run(context.Background(), func() {}, append([]string{"top", "--socket", socket}, args...), strings.NewReader(""), &out, &errw)
+		code := run(context.Background(), append([]string{"top", "--socket", socket}, args...), strings.NewReader(""), &out, &errw)
 		return out.String() + errw.String(), code
 	}
 	out, code := top("-b", "-n1")

@@ -93,7 +93,7 @@ func serveTwo(t *testing.T, n int, gap, ahead time.Duration, drift float64) (nea
 // runTrace is `rdsd trace` with these arguments.
 func runTrace(args ...string) (code int, out, errs string) {
 	var o, e bytes.Buffer
-	code = run(context.Background(), func() {}, append([]string{"trace"}, args...), strings.NewReader(""), &o, &e)
+	code = run(context.Background(), append([]string{"trace"}, args...), strings.NewReader(""), &o, &e)
 	return code, o.String(), e.String()
 }
 

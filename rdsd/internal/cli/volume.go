@@ -21,7 +21,7 @@ qemu, fio and nbdcopy open, or /dev/nbdN of the kernel.
 
 A mapping survives the loss of paths and restarts of either daemon. The nodes
 need not know each other beforehand; docs/volumes.md is the guide.`,
-		Example: `  store$ rdsd volume export disk --create /srv/disk.img --size 20G --persist
+		Example: `  store$ rdsd volume export disk --create /srv/volumes/disk.img --size 20G --persist
   app$   rdsd volume map store:disk --as nbd --persist
   /dev/nbd0`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },

@@ -6,8 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"os"
+	"os/signal"
+	"regexp"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -70,27 +74,30 @@ With --verify both are read again and compared (exit code 7 if they differ).`,
 	f := cmd.Flags()
 	f.BoolVar(&o.verify, "verify", false, "read both again and compare")
 	f.BoolVar(&o.force, "force", false, "overwrite a file that exists")
-	f.StringArrayVar(&o.paths, "path", nil, "for a NODE:NAME that is not mapped: a path, SRC,DST or DST, instead of one to NODE")
+	f.StringArrayVar(&o.paths, "path", nil, "for a NODE:NAME that is not mapped: a path, SRC,DST or DST, instead of one to NODE; not for two of them on different nodes")
 	return cmd
 }
 
 // operand is SRC or DST of a copy.
 type operand struct {
 	arg    string
-	file   string // path, of a device too; "": it is a volume that is connected to
+	file   string // path, of a device too; "": it is a volume, to be mapped or connected to
 	mapped bool   // file is the device of a mapping
+	absent bool   // it is a volume that nothing usable is mapped of
+	unused error  // why not the mapping there is
 	volume image.Volume
 	source *image.File
 	target *image.File
-	unmap  func()
+	unmap  func(force bool)
 }
 
 func (x *operand) isVolume() bool { return x.file == "" || x.mapped }
 
 func (a *app) copyVolume(ctx context.Context, from, to string, o copyOptions) (err error) {
+	// By itself the signal ends a process, with what it mapped left mapped. That nobody reads what is said is no end of a copy.
+	signal.Ignore(syscall.SIGPIPE)
 	src, dst := &operand{arg: from}, &operand{arg: to}
-	defer src.close()
-	defer dst.close()
+	defer func() { dst.close(err != nil); src.close(err != nil) }() // what a copy that failed has under way is not waited for
 	if err := a.openOperands(ctx, src, dst, o); err != nil {
 		return err
 	}
@@ -99,12 +106,13 @@ func (a *app) copyVolume(ctx context.Context, from, to string, o copyOptions) (e
 	meter, start := new(image.Meter), time.Now()
 	bar := a.showProgress(meter, src.from().Size())
 	err = image.Copy(ctx, dst.to(), src.from(), meter)
-	if err == nil && o.verify {
+	copied := err == nil
+	if copied && o.verify {
 		err = image.Compare(ctx, dst.to(), src.from(), meter)
 	}
 	bar.stop()
 	if err != nil {
-		return copyError(ctx, src, dst, err)
+		return copyError(ctx, src, dst, copied, err)
 	}
 	if dst.target != nil {
 		if err := dst.target.Close(); err != nil {
@@ -124,8 +132,18 @@ func (a *app) copyVolume(ctx context.Context, from, to string, o copyOptions) (e
 	return nil
 }
 
-// copyError says what a copy that failed leaves behind.
-func copyError(ctx context.Context, src, dst *operand, err error) error {
+// copyError says what a copy that failed leaves behind. One that was copied and not compared is whole, and stays.
+func copyError(ctx context.Context, src, dst *operand, copied bool, err error) error {
+	if copied {
+		_, differs := errors.AsType[*image.Different](err)
+		switch {
+		case differs:
+			return withCode(exitIncomplete, fmt.Errorf("%s was copied to %s, but %w", src.arg, dst.arg, err))
+		case ctx.Err() != nil:
+			return withCode(exitInterrupted, fmt.Errorf("%s was copied to %s; comparing them was interrupted", src.arg, dst.arg))
+		}
+		return fmt.Errorf("%s was copied to %s; comparing them: %w", src.arg, dst.arg, err)
+	}
 	left := dst.arg + " has a part of it"
 	if dst.target != nil && dst.target.Discard() {
 		left = dst.arg + " was removed"
@@ -133,13 +151,11 @@ func copyError(ctx context.Context, src, dst *operand, err error) error {
 	if ctx.Err() != nil {
 		return withCode(exitInterrupted, fmt.Errorf("the copy was interrupted; %s", left))
 	}
-	if _, ok := errors.AsType[*image.Different](err); ok {
-		return withCode(exitIncomplete, fmt.Errorf("%s was copied to %s, but %w", src.arg, dst.arg, err))
-	}
 	return fmt.Errorf("copying %s to %s: %w; %s", src.arg, dst.arg, err, left)
 }
 
-// openOperands opens both, mapping volumes that are not mapped.
+// openOperands opens both, mapping volumes that are not mapped. What can be refused without that is: a mapping
+// for writing keeps other nodes out.
 func (a *app) openOperands(ctx context.Context, src, dst *operand, o copyOptions) error {
 	var paths []rdsd.PathSpec
 	for _, p := range o.paths {
@@ -150,16 +166,20 @@ func (a *app) openOperands(ctx context.Context, src, dst *operand, o copyOptions
 		paths = append(paths, path)
 	}
 	for _, x := range []*operand{src, dst} {
-		access := rdsd.AccessReadOnly
-		if x == dst {
-			access = rdsd.AccessReadWrite
-		}
-		if err := a.resolve(ctx, x, access, paths); err != nil {
+		if err := a.resolve(ctx, x); err != nil {
 			return err
 		}
 	}
 	if !src.isVolume() && !dst.isVolume() {
 		return usagef("neither %s nor %s is a volume (NODE:NAME, or a mapping that rdsd volume ls shows); cp copies files", src.arg, dst.arg)
+	}
+	if len(paths) > 0 && src.absent && dst.absent {
+		// Both would be looked for at its end, and a volume of the other name, or the source itself, be written.
+		from, _, _ := parseVolume("volume", src.arg)
+		to, _, _ := parseVolume("volume", dst.arg)
+		if from != to {
+			return usagef("--path cannot lead to both %s and %s; map one of them first (rdsd volume map)", src.arg, dst.arg)
+		}
 	}
 	if src.file != "" {
 		f, err := image.Open(src.file)
@@ -167,6 +187,22 @@ func (a *app) openOperands(ctx context.Context, src, dst *operand, o copyOptions
 			return fileError("SRC", src.file, err)
 		}
 		src.source = f
+	}
+	for _, x := range []*operand{src, dst} {
+		if !x.absent {
+			continue
+		}
+		access := rdsd.AccessReadOnly
+		if x == dst {
+			access = rdsd.AccessReadWrite
+		}
+		err := a.volumes(ctx, func(ctx context.Context, v *rdsd.Volumes) error { return a.mapFor(ctx, v, x, access, paths) })
+		if x.unused != nil && errors.Is(err, rdserr.ErrExists) {
+			err = x.unused
+		}
+		if err != nil {
+			return err
+		}
 	}
 	if dst.file != "" {
 		f, err := image.Create(dst.file, src.from().Size(), o.force)
@@ -188,8 +224,8 @@ func fileError(what, path string, err error) error {
 	return err
 }
 
-// resolve finds out what an operand is, and connects to a volume.
-func (a *app) resolve(ctx context.Context, x *operand, access rdsd.VolumeAccess, paths []rdsd.PathSpec) error {
+// resolve finds out what an operand is, and connects to a volume that is mapped.
+func (a *app) resolve(ctx context.Context, x *operand) error {
 	if path, ok := strings.CutPrefix(x.arg, "file:"); ok || x.arg == "" {
 		if path == "" {
 			return usagef("%q names no file", x.arg)
@@ -221,12 +257,12 @@ func (a *app) resolve(ctx context.Context, x *operand, access rdsd.VolumeAccess,
 		defer cancel()
 		m, err := v.Mapping(bounded, x.arg)
 		switch {
+		case err == nil && copys(m) != nil:
+			return copys(m)
 		case err == nil && remote && unusable(m) != nil:
 			// One that was not taken up does not stand in the way of another.
-			if err := a.mapFor(bounded, v, x, access, paths); !errors.Is(err, rdserr.ErrExists) {
-				return err
-			}
-			return unusable(m)
+			x.absent, x.unused = true, unusable(m)
+			return nil
 		case err == nil && unusable(m) != nil:
 			return unusable(m)
 		case err == nil && m.Attach == rdsd.AttachNBD:
@@ -240,8 +276,22 @@ func (a *app) resolve(ctx context.Context, x *operand, access rdsd.VolumeAccess,
 			x.file = x.arg // a file to be made
 			return nil
 		}
-		return a.mapFor(bounded, v, x, access, paths)
+		x.absent = true
+		return nil
 	})
+}
+
+// copyID is what a copy calls a mapping that it makes, by which others know it (copys).
+func copyID() string { return fmt.Sprintf("copy-x%08x", rand.Uint32()) }
+
+var copysID = regexp.MustCompile(`^copy-x[0-9a-f]{8}$`)
+
+// copys refuses a mapping that a copy has made: it goes when that ends, under whoever else uses it.
+func copys(m *rdsd.Mapping) error {
+	if !copysID.MatchString(m.ID) {
+		return nil
+	}
+	return rdserr.With(rdserr.ErrBusy, "a copy is using %s, mapped as %s (after one that was killed: rdsd volume unmap %s)", volumeText(m.Node, m.Name), m.ID, m.ID)
 }
 
 // mapFor maps a volume for as long as the command runs.
@@ -250,15 +300,32 @@ func (a *app) mapFor(ctx context.Context, v *rdsd.Volumes, x *operand, access rd
 	if err != nil {
 		return err
 	}
-	m, err := v.Map(ctx, rdsd.MapSpec{Node: node, Name: name, Attach: rdsd.AttachSocket, Access: access, Paths: paths})
+	m, err := v.Map(ctx, rdsd.MapSpec{Node: node, Name: name, ID: copyID(), Attach: rdsd.AttachSocket, Access: access, Paths: paths})
+	if errors.Is(err, rdserr.ErrExists) {
+		if other, e := v.Mapping(ctx, x.arg); e == nil && copys(other) != nil { // which was faster
+			return copys(other)
+		}
+	}
 	if err != nil {
 		return fmt.Errorf("mapping %s: %w", x.arg, dial.Cause(withHint(err, node, name)))
 	}
-	x.unmap = func() {
+	x.unmap = func(force bool) {
 		// Also after Ctrl-C, and by a connection of its own.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cmp.Or(a.timeout, 5*time.Second))
 		defer cancel()
-		err := a.volumesStream(ctx, func(ctx context.Context, v *rdsd.Volumes) error { return v.Unmap(ctx, m.ID, true) })
+		err := a.volumesStream(ctx, func(ctx context.Context, v *rdsd.Volumes) error {
+			for {
+				err := v.Unmap(ctx, m.ID, force)
+				if force || !errors.Is(err, rdserr.ErrBusy) {
+					return err
+				}
+				select { // it may not have seen yet that the copy's own connection is closed
+				case <-time.After(50 * time.Millisecond):
+				case <-ctx.Done():
+					return err
+				}
+			}
+		})
 		if err != nil {
 			fmt.Fprintf(a.err, "rdsd: %s stays mapped as %s: %v\n", x.arg, m.ID, err)
 		}
@@ -295,7 +362,8 @@ func (x *operand) interrupt() {
 	}
 }
 
-func (x *operand) close() {
+// close ends what the copy has of x. Without force a mapping that others use meanwhile stays.
+func (x *operand) close(force bool) {
 	x.interrupt()
 	if x.source != nil {
 		x.source.Close()
@@ -304,6 +372,6 @@ func (x *operand) close() {
 		x.target.Close()
 	}
 	if x.unmap != nil {
-		x.unmap()
+		x.unmap(force)
 	}
 }

@@ -3,11 +3,15 @@ package cli
 import (
 	"context"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
+	"github.com/rdsd/rdsd/rdsd/internal/dial"
+	"github.com/rdsd/rdsd/rdserr"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
@@ -26,13 +30,14 @@ func (a *app) volumeExportCmd() *cobra.Command {
 		Short: "offer a file, a block device or memory to other nodes",
 		Long: `Offer what is at PATH, or memory, to other nodes under NAME. --create makes a
 sparse file of --size where there is none, and leaves one that is there as it is.
+The daemon opens PATH, as its own user and with what its systemd unit allows.
 
 One node writes at a time unless --shared. --allow and --allow-session say who
 may open it; without them everybody may whom the daemon lets connect at all. See
 docs/security.md before a daemon listens on anything but loopback. Needs root,
 the daemon's user or a configured administrator.`,
-		Example: `  rdsd volume export disk /srv/disk.img --create --size 20G --persist
-  rdsd volume export golden /srv/golden.img --read-only --allow 10.0.0.0/24
+		Example: `  rdsd volume export disk /srv/volumes/disk.img --create --size 20G --persist
+  rdsd volume export golden /srv/volumes/golden.img --read-only --allow 10.0.0.0/24
   rdsd volume export scratch --memory --size 256M`,
 		Args: func(_ *cobra.Command, args []string) error {
 			switch {
@@ -57,7 +62,7 @@ the daemon's user or a configured administrator.`,
 			return a.volumes(cmd.Context(), func(ctx context.Context, v *rdsd.Volumes) error {
 				x, err := v.Export(ctx, spec)
 				if err != nil {
-					return err
+					return storeRights(dial.Cause(err), spec.Path)
 				}
 				if a.json {
 					return writeJSON(a.out, x)
@@ -83,6 +88,25 @@ the daemon's user or a configured administrator.`,
 	f.BoolVar(&o.persist, "persist", false, "export it again when the daemon starts")
 	flagWords(cmd, "block", []string{"512", "4096"})
 	return cmd
+}
+
+// storeRights adds to the error of a store that the daemon could not open who it is that opens it: not whoever
+// types the command. An error that does not name the path is of the call.
+func storeRights(err error, path string) error {
+	if path == "" || !strings.Contains(err.Error(), path) {
+		return err
+	}
+	switch rdserr.Errno(err) {
+	case syscall.EROFS, syscall.EACCES, syscall.EPERM:
+	case syscall.ENOENT:
+		if _, e := os.Stat(path); e != nil {
+			return err
+		}
+		// It is there, and hidden from the daemon.
+	default:
+		return err
+	}
+	return fmt.Errorf("%w; the daemon opens it, with the rights of its own user and of its systemd unit: packaging/volumes.conf gives it more (docs/volumes.md, Serving)", err)
 }
 
 // storeText says what holds the bytes of an export.
@@ -249,22 +273,31 @@ func (a *app) resize(ctx context.Context, v *rdsd.Volumes, what string, size uin
 	if err != nil {
 		return err
 	}
-	var before, after uint64
+	var before, known, after uint64
 	switch {
 	case x != nil:
 		if x.Info != nil {
 			before = x.Info.Size
 		}
-		if strings.HasPrefix(text, "+") {
-			if x.Info == nil {
-				return withCode(exitFailed, fmt.Errorf("the size of %s is not known, so it cannot become larger by %s: %s", what, text, x.Error))
+		known = before
+		if text != "" {
+			// What the daemon remembers is from when the store was open; others may have changed it.
+			if before, err = v.ResizeExport(ctx, what, 0); err != nil {
+				return err
 			}
+		}
+		more := strings.HasPrefix(text, "+")
+		if more {
 			size += before
 		}
 		if text != "" && size < before && !shrink {
 			return usagef("%s has %s; with %s what is behind is destroyed, which takes --shrink", what, sizeText(before), sizeText(size))
 		}
-		after, err = v.ResizeExport(ctx, what, size)
+		set := v.GrowExport // it may have become larger since
+		if shrink && !more {
+			set = v.ResizeExport
+		}
+		after, err = set(ctx, what, size)
 	case text != "":
 		return usagef("%s is a mapping: its size is the other node's to change; leave out %q to take over the present one", what, text)
 	default:
@@ -277,7 +310,7 @@ func (a *app) resize(ctx context.Context, v *rdsd.Volumes, what string, size uin
 		return err
 	}
 	untold := []string{}
-	if x != nil && after != before {
+	if x != nil && after != known {
 		for _, u := range x.Users {
 			if u.Kernel {
 				untold = append(untold, u.Session)

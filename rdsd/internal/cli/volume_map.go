@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -61,7 +62,10 @@ another. Needs root, the daemon's user or a configured administrator.`,
 			return a.volumes(cmd.Context(), func(ctx context.Context, v *rdsd.Volumes) error {
 				m, err := v.Map(ctx, spec)
 				if o.orExisting && errors.Is(err, rdserr.ErrExists) {
-					m, err = existing(ctx, v, spec)
+					writes := cmd.Flags().Changed("access") && spec.Access != rdsd.AccessReadOnly
+					if m, err = existing(ctx, v, spec, writes, err); err != nil {
+						return err
+					}
 				}
 				if err != nil {
 					return withHint(err, spec.Node, spec.Name)
@@ -79,7 +83,7 @@ another. Needs root, the daemon's user or a configured administrator.`,
 	f.DurationVar(&o.lossTimeout, "loss-timeout", 0, "with --on-loss error: how long requests wait for a path (default as configured, else 30s)")
 	f.StringVar(&o.onLoss, "on-loss", "", "what requests do while no path is left: wait or error (default as configured, else wait)")
 	f.BoolVar(&o.persist, "persist", false, "map it again when the daemon starts")
-	f.BoolVar(&o.orExisting, "or-existing", false, "if the volume is mapped already, print that mapping and change nothing")
+	f.BoolVar(&o.orExisting, "or-existing", false, "if that volume is mapped already, in that session and by that id if they are given, print the mapping and change nothing")
 	f.StringVar(&o.nbdSocket, "nbd-socket", "", "with --as socket: where its socket appears (default chosen)")
 	f.StringVar(&o.device, "device", "", "with --as nbd: which device, /dev/nbdN (default a free one)")
 	f.StringVar(&o.session, "session", "", "name of the session to the node (default made of both nodes' names)")
@@ -150,17 +154,32 @@ func (o *mapOptions) spec(volume string) (s rdsd.MapSpec, err error) {
 	return s, nil
 }
 
-// existing is the mapping that spec asks for once more.
-func existing(ctx context.Context, v *rdsd.Volumes, spec rdsd.MapSpec) (*rdsd.Mapping, error) {
-	name := spec.ID
-	if name == "" {
-		name = volumeText(spec.Node, spec.Name)
+// existing is the mapping that spec asks for once more. Its ID or its device may be those of another
+// volume's, and the volume be mapped under another ID: then taken stands, which the daemon said.
+// writes: it was asked for in words that it can be written.
+func existing(ctx context.Context, v *rdsd.Volumes, spec rdsd.MapSpec, writes bool, taken error) (*rdsd.Mapping, error) {
+	_, all, err := v.List(ctx)
+	if err != nil {
+		return nil, err
 	}
-	m, err := v.Mapping(ctx, name)
-	if err == nil {
-		err = unusable(m)
+	same := slices.DeleteFunc(all, func(m *rdsd.Mapping) bool {
+		return m.Node != spec.Node || m.Name != spec.Name || spec.Session != "" && m.Session != spec.Session || spec.ID != "" && m.ID != spec.ID
+	})
+	// One that could not be taken up at the start is listed beside what was mapped since.
+	if usable := slices.DeleteFunc(slices.Clone(same), func(m *rdsd.Mapping) bool { return unusable(m) != nil }); len(usable) > 0 {
+		same = usable
 	}
-	return m, err
+	switch {
+	case len(same) == 0:
+		return nil, taken
+	case len(same) > 1:
+		return nil, rdserr.With(rdserr.ErrExists, "%s is mapped more than once, --session or --id says which is meant", volumeText(spec.Node, spec.Name))
+	case copys(same[0]) != nil:
+		return nil, copys(same[0])
+	case writes && same[0].Access == rdsd.AccessReadOnly:
+		return nil, rdserr.With(rdserr.ErrExists, "%s is mapped already, as %s, to be read only", volumeText(spec.Node, spec.Name), same[0].ID)
+	}
+	return same[0], unusable(same[0])
 }
 
 // unusable says that m has nothing that programs can open. A kernel device of one that was not
@@ -227,8 +246,11 @@ func (a *app) volumeUnmapCmd() *cobra.Command {
 		Use:   "unmap MAPPING",
 		Short: "take a mapped volume away",
 		Long: `Unmap a volume, named by the mapping's id, its device, or NODE:NAME. While a
-program has it open this is refused (exit code 5). With --force what is under way
-fails, and the command ends within seconds, whatever the other node does.`,
+program is connected to its socket, or its kernel device is mounted or held by another
+device (LVM, md), this is refused (exit code 5), also where the daemon may not look.
+Programs that have a kernel device merely open, such as qemu or dd, are not seen: end
+them before. With --force what is under way fails, and the command ends within seconds,
+whatever the other node does.`,
 		Args:              needArgs("MAPPING", mappingMeaning),
 		ValidArgsFunction: a.completeVolumeFirst(mappingWords),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -2,9 +2,12 @@ package cli
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -121,5 +124,36 @@ func TestProgress(t *testing.T) {
 	p.stop()
 	if got := errw.String(); !strings.HasPrefix(got, "\r\x1b[Kcopying   [") || !strings.HasSuffix(got, "\r\x1b[K") {
 		t.Errorf("on a terminal: %q", got)
+	}
+}
+
+// TestCopyErrorLeavesWhatIsWhole: a file that got everything stays, whatever becomes of comparing it.
+func TestCopyErrorLeavesWhatIsWhole(t *testing.T) {
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, c := range []struct {
+		ctx    context.Context
+		copied bool
+		err    error
+		code   int
+		says   string
+	}{
+		{t.Context(), true, &image.Different{Off: 5}, exitIncomplete, "was copied to b, but the target differs"},
+		{ended, true, context.Canceled, exitInterrupted, "was copied to b; comparing them was interrupted"},
+		{t.Context(), true, syscall.EIO, exitFailed, "was copied to b; comparing them: input/output error"},
+		{ended, false, context.Canceled, exitInterrupted, "the copy was interrupted; b was removed"},
+		{t.Context(), false, syscall.EIO, exitFailed, "input/output error; b was removed"},
+	} {
+		file := filepath.Join(t.TempDir(), "b")
+		f, err := image.Create(file, 512, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = copyError(c.ctx, &operand{arg: "a"}, &operand{arg: "b", target: f}, c.copied, c.err)
+		f.Close()
+		_, lost := os.Stat(file)
+		if exitOf(err) != c.code || !strings.Contains(err.Error(), c.says) || (lost == nil) != c.copied {
+			t.Errorf("%v, copied %v: %v (%d), the file: %v", c.err, c.copied, err, exitOf(err), lost)
+		}
 	}
 }

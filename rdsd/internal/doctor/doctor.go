@@ -38,6 +38,7 @@ type exam struct {
 	*Machine
 	c      *config.Config
 	socket string
+	pid    int // of the daemon that listens at socket; 0: not known
 	group  string
 	peers  []netip.Addr
 	found  []Finding
@@ -53,7 +54,7 @@ var checks = map[string][]func(*exam){
 // Examine runs the checks of groups, or all of them, for a daemon of configuration c
 // whose socket is socket. peers are further nodes to look at the way to.
 func Examine(m *Machine, c *config.Config, socket string, groups []string, peers []netip.Addr) []Finding {
-	x := &exam{Machine: m, c: c, socket: socket, peers: peers}
+	x := &exam{Machine: m, c: c, socket: socket, pid: m.Daemon(socket), peers: peers}
 	for _, g := range Groups {
 		if len(groups) > 0 && !slices.Contains(groups, g) {
 			continue
@@ -80,6 +81,40 @@ func (x *exam) number(path string) (uint64, bool) {
 	return n, err == nil
 }
 
+// own reads a file that each process has below /proc: the daemon's, or where none is known, or it may not be read, that of
+// this process.
+func (x *exam) own(file string) (text string, daemon bool) {
+	if x.pid != 0 {
+		if text, err := x.Read("/proc/" + strconv.Itoa(x.pid) + "/" + file); err == nil {
+			return text, true
+		}
+	}
+	text, _ = x.Read("/proc/self/" + file)
+	return text, false
+}
+
+// limit is one of the daemon, or of a process of this shell. name is how /proc calls it.
+func (x *exam) limit(which int, name string) (soft, hard uint64, whose string) {
+	text, daemon := x.own("limits")
+	for line := range strings.Lines(text) {
+		rest, ok := strings.CutPrefix(line, name)
+		if f := strings.Fields(rest); ok && daemon && len(f) >= 2 {
+			return limitOf(f[0]), limitOf(f[1]), "the daemon"
+		}
+	}
+	soft, hard = x.Limit(which)
+	return soft, hard, "a process of this shell"
+}
+
+// limitOf is a limit as /proc has it.
+func limitOf(s string) uint64 {
+	n, err := strconv.ParseUint(s, 10, 64)
+	if err != nil {
+		return unix.RLIM_INFINITY
+	}
+	return n
+}
+
 // module reports whether a kernel module is there, loaded or built in.
 func (x *exam) module(name string) bool {
 	_, err := x.Mode("/sys/module/" + name)
@@ -90,50 +125,117 @@ func (x *exam) module(name string) bool {
 const enoughFDs = 16384
 
 func (x *exam) descriptors() {
-	_, hard := x.Limit(unix.RLIMIT_NOFILE)
+	_, hard, whose := x.limit(unix.RLIMIT_NOFILE, "Max open files")
 	if hard >= enoughFDs {
-		x.add(OK, "file descriptors", "", "a process may have %d", hard)
+		x.add(OK, "file descriptors", "", "%s may have %d", whose, hard)
 		return
 	}
-	x.add(Warning, "file descriptors", "LimitNOFILE=65536 in the unit file (systemctl edit rdsd), or ulimit -Hn 65536 in the shell", "a process may have %d: a client with rings takes 2 to 4, a peer 8", hard)
+	x.add(Warning, "file descriptors", "LimitNOFILE=65536 in the unit file (systemctl edit rdsd), or ulimit -Hn 65536 in the shell", "%s may have %d: a client with rings takes 2 to 4, a peer 8", whose, hard)
 }
 
 // memoryBesides is what the process needs beside limits.memory_bytes.
 const memoryBesides = 64 << 20
 
+// need is how much memory a daemon may have in all.
+func (x *exam) need() uint64 { return uint64(x.c.Limits.MemoryBytes) + memoryBesides }
+
+// short finds the control group, the one at path or one above, that allows less than a daemon may need; "": none does.
+func (x *exam) short(path string) (dir string, most uint64) {
+	for dir = path; dir != ""; dir = filepath.Dir(dir) {
+		if most, ok := x.number(filepath.Join("/sys/fs/cgroup", dir, "memory.max")); ok && most < x.need() {
+			return dir, most
+		}
+		if dir == "/" || dir == "." {
+			break
+		}
+	}
+	return "", 0
+}
+
+// groupIn is the control group in a file cgroup of /proc; "": there is none.
+func groupIn(text string) string {
+	for line := range strings.Lines(text) {
+		if path, ok := strings.CutPrefix(line, "0::"); ok {
+			return strings.TrimSpace(path)
+		}
+	}
+	return ""
+}
+
+// ShortGroup finds the control group of this process that allows less memory than the daemon that it is may need; "": none does.
+func ShortGroup(m *Machine, c *config.Config) (group string, allows, needs uint64) {
+	x := &exam{Machine: m, c: c}
+	text, _ := x.own("cgroup")
+	group, allows = x.short(groupIn(text))
+	return group, allows, x.need()
+}
+
+// unitGroup is the control group of the unit in packaging.
+const unitGroup = "/system.slice/rdsd.service"
+
+// cgroup looks at the control group of the daemon. That of the shell says something only of a daemon started there.
 func (x *exam) cgroup() {
-	self, err := x.Read("/proc/self/cgroup")
-	if err != nil {
+	const what = "memory of the control group"
+	text, daemon := x.own("cgroup")
+	group, whose, severity, more := groupIn(text), "the daemon's", Error, ""
+	if !daemon {
+		if _, err := x.Read("/sys/fs/cgroup" + unitGroup + "/memory.max"); err == nil {
+			group = unitGroup
+		} else {
+			whose, severity, more = "this shell's", Warning, "; what a unit allows can be seen while it runs"
+		}
+	}
+	if group == "" {
 		return
 	}
-	for _, line := range strings.Split(self, "\n") {
-		path, ok := strings.CutPrefix(line, "0::")
-		if !ok {
-			continue
-		}
-		for dir := path; ; dir = filepath.Dir(dir) {
-			if most, ok := x.number(filepath.Join("/sys/fs/cgroup", dir, "memory.max")); ok && most < uint64(x.c.Limits.MemoryBytes)+memoryBesides {
-				x.add(Error, "memory of the control group", fmt.Sprintf("MemoryMax=%d or more in the unit file, or limits.memory_bytes = %d in the configuration", uint64(x.c.Limits.MemoryBytes)+memoryBesides, max(most-min(most, memoryBesides), 16<<20)),
-					"%s allows %d bytes, and the daemon may need %d: the kernel would kill it", dir, most, uint64(x.c.Limits.MemoryBytes)+memoryBesides)
-				return
-			}
-			if dir == "/" || dir == "." {
-				break
-			}
-		}
-		x.add(OK, "memory of the control group", "", "enough for limits.memory_bytes (%s)", x.c.Limits.MemoryBytes)
+	if dir, most := x.short(group); dir != "" {
+		x.add(severity, what, fmt.Sprintf("MemoryMax=%d or more in the unit file, or limits.memory_bytes = %d in the configuration", x.need(), max(most-min(most, memoryBesides), 16<<20)),
+			"%s (%s) allows %d bytes, and a daemon there may need %d: the kernel would kill it", dir, whose, most, x.need())
+		return
 	}
+	x.add(OK, what, "", "%s (%s) allows enough for limits.memory_bytes (%s)%s", group, whose, x.c.Limits.MemoryBytes, more)
 }
 
 // enoughDisk is what the state of volumes never needs.
 const enoughDisk = 64 << 20
 
-func (x *exam) disk() {
-	dir := x.c.VolumeConfig().StateDir
-	if dir == "" {
-		x.add(Note, "state", `volumes.state_dir = "/var/lib/rdsd" in the configuration`, "there is no directory for it: exports and mappings made by commands end with the daemon")
-		return
+// unitState is the StateDirectory of the unit in packaging.
+const unitState = "/var/lib/rdsd"
+
+// stateDirs is where the daemon may keep its state. Where no key says that, it is below systemd's StateDirectory if
+// the daemon was told of one: its environment has it, and this shell's has not.
+func (x *exam) stateDirs() (dirs []string) {
+	if dir := x.c.VolumeConfig().StateDir; dir != "" {
+		dirs = []string{dir}
 	}
+	if x.c.Volumes.StateDir != "" {
+		return dirs
+	}
+	env, daemon := x.own("environ")
+	for _, e := range strings.Split(env, "\x00") {
+		if v, ok := strings.CutPrefix(e, "STATE_DIRECTORY="); ok {
+			dir, _, _ := strings.Cut(v, ":")
+			return []string{filepath.Join(dir, "volumes")}
+		}
+	}
+	if _, err := x.Mode(unitState); err == nil && !daemon { // it is not known
+		dirs = append(dirs, filepath.Join(unitState, "volumes"))
+	}
+	return dirs
+}
+
+func (x *exam) disk() {
+	dirs := x.stateDirs()
+	if len(dirs) == 0 {
+		x.add(Note, "state", `volumes.state_dir = "/var/lib/rdsd" in the configuration`, "there is no directory for it: exports and mappings made by commands end with the daemon")
+	}
+	for _, dir := range slices.Compact(dirs) {
+		x.room(dir)
+	}
+}
+
+// room looks whether a directory for state has some.
+func (x *exam) room(dir string) {
 	for at := dir; ; at = filepath.Dir(at) { // it may not be made yet
 		free, err := x.Free(at)
 		if err == nil && free < enoughDisk {
@@ -167,11 +269,15 @@ func (x *exam) nbd() {
 	} else {
 		x.add(OK, "netlink", "", "the kernel takes devices over netlink")
 	}
-	status, _ := x.Read("/proc/self/status")
+	status, daemon := x.own("status")
+	whose := "this shell"
+	if daemon {
+		whose = "the daemon"
+	}
 	for _, line := range strings.Split(status, "\n") {
 		caps, ok := strings.CutPrefix(line, "CapEff:")
 		if n, err := strconv.ParseUint(strings.TrimSpace(caps), 16, 64); ok && err == nil && n&(1<<unix.CAP_SYS_ADMIN) == 0 {
-			x.add(Note, "CAP_SYS_ADMIN", "packaging/volumes.conf as a drop-in of the unit, where the daemon runs", "this shell has it not, and without it a daemon cannot attach kernel devices")
+			x.add(Note, "CAP_SYS_ADMIN", "packaging/volumes.conf as a drop-in of the unit, where the daemon runs", "%s has it not, and without it a daemon cannot attach kernel devices", whose)
 		}
 	}
 }
@@ -186,7 +292,7 @@ func (x *exam) rdma() {
 	if !x.module("ib_uverbs") {
 		x.add(Error, "ib_uverbs", "modprobe ib_uverbs", "programs cannot use the devices without this module")
 	}
-	if soft, _ := x.Limit(unix.RLIMIT_MEMLOCK); soft < uint64(x.c.Limits.MemoryBytes) {
-		x.add(Warning, "locked memory", "LimitMEMLOCK=infinity in the unit file, or ulimit -l unlimited", "a process may lock %d bytes, and what a device reads has to be locked", soft)
+	if soft, _, whose := x.limit(unix.RLIMIT_MEMLOCK, "Max locked memory"); soft < uint64(x.c.Limits.MemoryBytes) {
+		x.add(Warning, "locked memory", "LimitMEMLOCK=infinity in the unit file, or ulimit -l unlimited", "%s may lock %d bytes, and what a device reads has to be locked", whose, soft)
 	}
 }

@@ -3,6 +3,7 @@ package doctor
 import (
 	"errors"
 	"io/fs"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -18,7 +19,7 @@ import (
 // good is a machine that lacks nothing, and on which a daemon runs.
 func good() *Machine {
 	files := map[string]string{
-		"/proc/self/cgroup": "0::/system.slice/rdsd.service\n", "/sys/fs/cgroup/system.slice/rdsd.service/memory.max": "max\n",
+		"/proc/77/cgroup": "0::/system.slice/rdsd.service\n", "/proc/self/cgroup": "0::/user.slice/shell.scope\n", "/sys/fs/cgroup/system.slice/rdsd.service/memory.max": "max\n",
 		"/proc/sys/net/ipv4/tcp_available_congestion_control": "reno cubic\n", "/proc/sys/net/core/wmem_max": "4194304\n", "/proc/sys/net/core/rmem_max": "4194304\n",
 		"/sys/module/nbd/parameters/max_part": "16\n", "/proc/self/status": "Name:\trdsd\nCapEff:\t000001ffffffffff\n",
 	}
@@ -42,6 +43,7 @@ func good() *Machine {
 		Listen:  func(netip.AddrPort) error { return nil },
 		Connect: func(string, string) error { return nil },
 		Driver:  func() error { return nil },
+		Daemon:  func(string) int { return 77 },
 		Probe:   func(_, _ netip.Addr, bytes int) (bool, int) { return true, bytes },
 	}
 }
@@ -164,6 +166,75 @@ func busy(connect error) func(*Machine) {
 	}
 }
 
+// TestOfTheDaemon: limits, control group and state are those of the daemon where one runs, and what is this shell's alone is
+// not taken for them.
+func TestOfTheDaemon(t *testing.T) {
+	const unit, shell = "/sys/fs/cgroup/system.slice/rdsd.service/memory.max", "/sys/fs/cgroup/user.slice/shell.scope/memory.max"
+	nobody := func(m *Machine) { m.Daemon = func(string) int { return 0 } }
+	foreign := func(m *Machine) { m.Daemon = func(string) int { return 78 } } // whose files cannot be read
+	gone := func(m *Machine) {
+		read := m.Read
+		m.Read = func(p string) (string, error) {
+			if p == unit {
+				return "", fs.ErrNotExist
+			}
+			return read(p)
+		}
+	}
+	small := func(path string) func(*Machine) { return func(m *Machine) { file(m, path, "536870912\n") } }
+	fullAt := func(dir string) func(*Machine) {
+		return func(m *Machine) {
+			m.Free = func(p string) (uint64, error) {
+				if strings.HasPrefix(p, dir) {
+					return 1 << 20, nil
+				}
+				return 1 << 40, nil
+			}
+		}
+	}
+	environ := func(text string) func(*Machine) { return func(m *Machine) { file(m, "/proc/77/environ", text) } }
+	limits := func(m *Machine) {
+		file(m, "/proc/77/limits", "Limit  Soft  Hard  Units\nMax open files            1024                 4096                 files\nMax locked memory         unlimited            unlimited            bytes\n")
+	}
+	for name, c := range map[string]struct {
+		changes              []func(*Machine)
+		severity, what, text string // of what is not ok; "": all is
+	}{
+		"the shell's group is small":              {[]func(*Machine){small(shell)}, "", "", ""},
+		"the daemon's is":                         {[]func(*Machine){small(unit)}, Error, "memory of the control group", "/system.slice/rdsd.service (the daemon's) allows 536870912"},
+		"nobody answers, and the unit's is":       {[]func(*Machine){nobody, small(shell), small(unit)}, Error, "memory of the control group", "rdsd.service (the daemon's)"},
+		"it cannot be read, and the unit's is":    {[]func(*Machine){foreign, small(unit)}, Error, "memory of the control group", "rdsd.service (the daemon's)"},
+		"nobody answers, and the shell's is":      {[]func(*Machine){nobody, small(shell)}, "", "", ""},
+		"there is no unit, and the shell's is":    {[]func(*Machine){nobody, gone, small(shell)}, Warning, "memory of the control group", "shell.scope (this shell's)"},
+		"there is no unit":                        {[]func(*Machine){nobody, gone}, "", "", ""},
+		"the daemon has few descriptors":          {[]func(*Machine){limits}, Warning, "file descriptors", "the daemon may have 4096"},
+		"the daemon's state":                      {[]func(*Machine){environ("A=1\x00STATE_DIRECTORY=/srv/rdsd:/other\x00"), fullAt("/srv/rdsd/volumes")}, Error, "state", "/srv/rdsd/volumes has 1048576"},
+		"not where the daemon has it":             {[]func(*Machine){environ("STATE_DIRECTORY=/srv/rdsd"), fullAt("/var")}, "", "", ""},
+		"the daemon has no directory of systemd":  {[]func(*Machine){environ("A=1"), fullAt("/var")}, "", "", ""},
+		"its environment is not known":            {[]func(*Machine){fullAt("/var")}, Error, "state", "/var/lib/rdsd/volumes has"},
+		"its environment is not known, /run full": {[]func(*Machine){fullAt("/run")}, Error, "state", "/run/rdsd/rdsd.sock.volumes has"},
+	} {
+		m := good()
+		for _, change := range c.changes {
+			change(m)
+		}
+		found := slices.DeleteFunc(Examine(m, config.Default(), "/run/rdsd/rdsd.sock", []string{"limits"}, nil), func(f Finding) bool { return f.Severity == OK })
+		switch {
+		case c.what == "" && len(found) == 0:
+		case len(found) != 1 || found[0].Severity != c.severity || found[0].What != c.what || !strings.Contains(found[0].Text, c.text):
+			t.Errorf("%s: %+v", name, found)
+		}
+	}
+	m, c := good(), config.Default()
+	if group, _, _ := ShortGroup(m, c); group != "" {
+		t.Errorf("%s is taken for too small", group)
+	}
+	small(shell)(m)
+	if group, allows, needs := ShortGroup(m, c); group != "/user.slice/shell.scope" || allows != 512<<20 || needs != uint64(c.Limits.MemoryBytes)+64<<20 {
+		t.Errorf("%q allows %d, %d are needed", group, allows, needs)
+	}
+}
+
 // TestRunningDaemon: ports that a daemon has are no fault.
 func TestRunningDaemon(t *testing.T) {
 	m := good()
@@ -201,6 +272,18 @@ func TestHere(t *testing.T) {
 	}
 	if err := m.Connect("unix", "/nobody/is/here"); !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
+	}
+	socket := t.TempDir() + "/s"
+	if pid := m.Daemon(socket); pid != 0 {
+		t.Errorf("process %d listens where nobody does", pid)
+	}
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if pid := m.Daemon(socket); pid != os.Getpid() {
+		t.Errorf("process %d listens, and not this one", pid)
 	}
 	if len(Examine(m, config.Default(), "/run/rdsd/rdsd.sock", nil, nil)) < 6 {
 		t.Error("hardly anything was looked at")

@@ -22,6 +22,7 @@ type Machine struct {
 	Listen  func(netip.AddrPort) error              // whether a TCP port can be had
 	Connect func(network, address string) error     // whether somebody listens
 	Driver  func() error                            // whether the kernel's nbd answers over netlink
+	Daemon  func(socket string) int                 // the process that listens at a Unix socket; 0: not known
 	// Probe sends a packet of so many bytes, which may not be divided, and tells whether it
 	// came to where it should, and the largest packet that the kernel knows to go there.
 	Probe func(from, to netip.Addr, bytes int) (arrived bool, mtu int)
@@ -61,7 +62,7 @@ func Here() *Machine {
 			}
 			return r.Cur, r.Max
 		},
-		MTU: mtuOf, Driver: nbd.Driver, Probe: probe,
+		MTU: mtuOf, Driver: nbd.Driver, Probe: probe, Daemon: daemonAt,
 		Listen: func(at netip.AddrPort) error {
 			l, err := net.Listen("tcp", at.String())
 			if err == nil {
@@ -77,6 +78,22 @@ func Here() *Machine {
 			return err
 		},
 	}
+}
+
+func daemonAt(socket string) (pid int) {
+	c, err := net.DialTimeout("unix", socket, time.Second)
+	if err != nil {
+		return 0
+	}
+	defer c.Close()
+	if raw, err := c.(*net.UnixConn).SyscallConn(); err == nil {
+		raw.Control(func(fd uintptr) {
+			if u, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+				pid = int(u.Pid)
+			}
+		})
+	}
+	return pid
 }
 
 func mtuOf(a netip.Addr) (string, int) {

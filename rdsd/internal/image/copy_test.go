@@ -424,3 +424,26 @@ func TestRuns(t *testing.T) {
 		}
 	}
 }
+
+// TestOpenWaitsForNobody: a pipe is refused, and not opened, which would wait for its writer.
+func TestOpenWaitsForNobody(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	opened := make(chan error, 1)
+	go func() { _, err := Open(pipe); opened <- err }()
+	select {
+	case err := <-opened:
+		if !errors.Is(err, rdserr.ErrInvalid) {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("it waits")
+		w, err := os.OpenFile(pipe, os.O_WRONLY, 0) // for it
+		if err == nil {
+			w.Close()
+		}
+		<-opened
+	}
+}

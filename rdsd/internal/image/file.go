@@ -23,6 +23,13 @@ type File struct {
 
 // Open opens a file or block device as a source.
 func Open(path string) (*File, error) {
+	fi, err := os.Stat(path) // before it is opened: a pipe waits for its writer
+	if err == nil {
+		err = usable(path, fi)
+	}
+	if err != nil {
+		return nil, err
+	}
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
@@ -30,10 +37,18 @@ func Open(path string) (*File, error) {
 	return adopt(f)
 }
 
+// usable refuses what is neither a regular file nor a block device.
+func usable(path string, fi os.FileInfo) error {
+	if !fi.Mode().IsRegular() && fi.Mode().Type() != os.ModeDevice {
+		return rdserr.With(rdserr.ErrInvalid, "%s is neither a regular file nor a block device", path)
+	}
+	return nil
+}
+
 func adopt(f *os.File) (*File, error) {
 	fi, err := f.Stat()
-	if err == nil && !fi.Mode().IsRegular() && fi.Mode().Type() != os.ModeDevice {
-		err = rdserr.With(rdserr.ErrInvalid, "%s is neither a regular file nor a block device", f.Name())
+	if err == nil {
+		err = usable(f.Name(), fi)
 	}
 	out := &File{f: f}
 	if err == nil {
@@ -63,7 +78,7 @@ func Create(path string, size int64, overwrite bool) (*File, error) {
 		}
 		return adopt(f)
 	case err == nil && !fi.Mode().IsRegular():
-		return nil, rdserr.With(rdserr.ErrInvalid, "%s is neither a regular file nor a block device", path)
+		return nil, usable(path, fi)
 	case err == nil && !overwrite:
 		return nil, rdserr.With(rdserr.ErrExists, "%s exists; --force overwrites it", path)
 	case err == nil:

@@ -50,8 +50,8 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("tasks %d: it must be 1 to 1024", c.Tasks)
 	case c.Depth < 1 || c.Depth > 65536:
 		return fmt.Errorf("depth %d: it must be 1 to 65536", c.Depth)
-	case c.Rate < 0:
-		return fmt.Errorf("rate %v: it cannot be negative", c.Rate)
+	case !(c.Rate >= 0): // NaN too
+		return fmt.Errorf("rate %v: it must be a number that is not negative", c.Rate)
 	case c.Duration < 0:
 		return fmt.Errorf("duration %v: it cannot be negative", c.Duration)
 	}

@@ -1,6 +1,7 @@
 package load
 
 import (
+	"math"
 	"net/netip"
 	"strings"
 	"testing"
@@ -29,6 +30,7 @@ func TestValidate(t *testing.T) {
 		"tasks 0":  func(c *Config) { c.Tasks = 0 },
 		"depth -1": func(c *Config) { c.Depth = -1 },
 		"rate":     func(c *Config) { c.Rate = -1 },
+		"rate NaN": func(c *Config) { c.Rate = math.NaN() },
 		"duration": func(c *Config) { c.Duration = -1 },
 	} {
 		c := goodConfig()

@@ -111,7 +111,7 @@ func parseInterval(s string) (time.Duration, error) {
 		}
 	}
 	v, err := strconv.ParseFloat(digits, 64)
-	if err != nil || v < 0 || v*unit > float64(1<<62) {
+	if err != nil || !(v >= 0 && v*unit <= float64(1<<62)) { // NaN too
 		return 0, fmt.Errorf("bad wait time <%s>: seconds such as 0.5, or 10ms, or 50us", s)
 	}
 	return time.Duration(v * unit), nil

@@ -347,7 +347,7 @@ typedef struct rdsd_outcome {
  */
 RDSD_API ssize_t rdsd_outcomes(rdsd_socket *sock, rdsd_outcome *out, size_t n, int64_t timeout);
 
-/* Waits until every datagram accepted before has its outcome. */
+/* Waits until every datagram accepted before has its outcome; with RDSD_NOWAIT -EAGAIN where one has none. */
 RDSD_API int rdsd_flush(rdsd_socket *sock, int64_t timeout);
 
 typedef struct rdsd_cancelled {

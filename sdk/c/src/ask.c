@@ -18,18 +18,29 @@ struct question {
 	int64_t deadline;
 };
 
+/*
+ * daemons_time is what the daemon has for a flush: 1 for one that does not wait, 0 for ever. A
+ * little less than is left, so that its answer, how much is undecided, comes before the caller
+ * gives up.
+ */
+static int64_t daemons_time(int64_t deadline)
+{
+	int64_t left = deadline - rdsdi_now(), less = left / 10 < RDSD_MS(20) ? left / 10 : RDSD_MS(20);
+
+	if (deadline == INT64_MAX)
+		return 0;
+	return left > less ? left - less : 1;
+}
+
 static size_t encode(const struct question *q, uint8_t *out)
 {
-	int64_t left;
-
 	switch (q->kind) {
 	case SERVER_CANCEL_RESULT:
 		return rdsdi_pb_cancel(out, q->ask.id, &q->to);
 	case SERVER_CONGESTED_RESULT:
 		return rdsdi_pb_congested(out, q->ask.id, &q->to);
 	}
-	left = q->deadline == INT64_MAX ? 0 : q->deadline - rdsdi_now();
-	return rdsdi_pb_flush(out, q->ask.id, left > 0 || q->deadline == INT64_MAX ? left : 1);
+	return rdsdi_pb_flush(out, q->ask.id, daemons_time(q->deadline));
 }
 
 /* put_question sends it, with ctl.mu held: true when it is under way. */
@@ -84,18 +95,8 @@ static int ask(struct question *q, int64_t timeout)
 		return (int)result;
 	q->op.step = question_step;
 	q->op.asks = true;
-	q->deadline = rdsdi_deadline(timeout == RDSD_NOWAIT ? PATIENCE : timeout);
-	for (;;) {
-		result = rdsdi_run(&q->op, timeout);
-		if (rdsdi_ends(result))
-			break;
-		/* What was asked stays asked: a second cancel would find nothing. */
-		if (timeout > 0) {
-			timeout = q->deadline - rdsdi_now();
-			if (timeout < 1)
-				timeout = 1;
-		}
-	}
+	q->deadline = rdsdi_deadline(timeout);
+	result = rdsdi_run(&q->op, timeout);
 	pthread_mutex_lock(&s->ctl.mu);
 	for (struct rdsdi_ask **a = &s->ctl.asks; *a; a = &(*a)->next)
 		if (*a == &q->ask) {
@@ -136,10 +137,12 @@ int rdsd_flush(rdsd_socket *s, int64_t timeout)
 {
 	struct question q = {.op = {.s = s}, .kind = SERVER_FLUSH_RESULT};
 	int err = ask(&q, timeout);
+	unsigned long long undecided = q.ask.answer.in_flight;
 
-	if (err == -ETIMEDOUT && q.ask.answer.in_flight)
-		return rdsdi_fail(err, "the deadline passed: %llu datagrams are undecided",
-				  (unsigned long long)q.ask.answer.in_flight);
+	if (err == -ETIMEDOUT && undecided && timeout == RDSD_NOWAIT)
+		return rdsdi_fail(-EAGAIN, "%llu datagrams are undecided", undecided);
+	if (err == -ETIMEDOUT && undecided)
+		return rdsdi_fail(err, "the deadline passed: %llu datagrams are undecided", undecided);
 	return err;
 }
 

@@ -297,6 +297,7 @@ int rdsdi_tx_start(rdsd_socket *s, struct rdsdi_link *l)
 	tx->max_datagram = r->sndbuf < r->max_datagram ? (uint32_t)r->sndbuf : r->max_datagram;
 	rdsdi_region_ref(r);
 	tx->reg = r;
+	tx->life++;
 	pthread_mutex_unlock(&tx->mu);
 	return 0;
 }

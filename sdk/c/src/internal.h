@@ -276,6 +276,7 @@ struct rdsdi_change {
 struct rdsdi_tx {
 	pthread_mutex_t mu; /* guards all of this */
 	struct rdsdi_region *reg; /* NULL while there is no daemon */
+	uint64_t life;            /* one more with each: another may lie where a former one did */
 	uint64_t touched;         /* of its send arena: everything below it has been */
 	int bell;
 	uint64_t tail;      /* descriptors written */
@@ -434,16 +435,16 @@ struct rdsdi_op {
 	bool sends;   /* it is a send */
 	bool waits;   /* a send that may wait for room in a pair, for a moment */
 	bool looked;  /* it has */
-	struct rdsdi_flow *jam;       /* the congested flow that step found last */
-	struct rdsdi_region *jam_reg; /* whose flow that is */
+	struct rdsdi_flow *jam; /* the congested flow that step found last */
+	uint64_t jam_life;      /* of rdsdi_tx, in which it is one */
 };
 
 /* What a send says of itself to the daemon (jam.c). */
 struct rdsdi_jam {
 	struct rdsdi_flow *flow; /* waited for; NULL: none */
 	uint32_t generation;
-	struct rdsdi_region *reg;
-	bool full; /* no room was counted */
+	uint64_t life; /* of rdsdi_tx, in which it is one */
+	bool full;     /* no room was counted */
 };
 /* A datagram was refused at once, with tx.mu held: -ENOBUFS, f is congested; -EAGAIN, there is no room. */
 void rdsdi_jam_tried(struct rdsdi_tx *tx, const struct rdsdi_flow *f, int why);
@@ -462,14 +463,18 @@ extern _Thread_local struct rdsdi_jam *rdsdi_jam_whole;
 /* Runs op until it is done or the time is over. */
 int64_t rdsdi_run(struct rdsdi_op *op, int64_t timeout);
 /*
- * What a call of this thread that cannot be made twice does when a signal interrupts it:
- * true, it goes on. NULL: it ends with -EINTR. Only with RDSD_INTERRUPTIBLE.
+ * What a call of this thread that cannot be made twice asks after each of its sleeps, which are
+ * short then: a signal may have come before the sleep, or to another thread. err: EINTR, where
+ * one interrupted it. False: a handler ends the call with -EINTR. NULL: each signal that
+ * interrupts a sleep does. Only with RDSD_INTERRUPTIBLE.
  */
-extern _Thread_local bool (*rdsdi_interrupted)(void);
+extern _Thread_local bool (*rdsdi_interrupted)(int err);
 /* What a call waits for, in words that stay: -EAGAIN has several. */
 const char *rdsdi_cause(const struct rdsdi_op *op);
-/* Whether a call ends with this result, or goes on after a signal. */
-bool rdsdi_ends(int64_t result);
+/* How long a call sleeps that would until then. */
+int64_t rdsdi_slice(int64_t until);
+/* Whether a signal ends a call after a sleep that ended with this errno, or 0. */
+bool rdsdi_ends(const rdsd_socket *s, int err);
 
 /* Sleeps while a word is what it was, until it is woken, or so long: 0, or an errno, EINTR after any signal handler. */
 int rdsdi_futex_wait(_Atomic uint32_t *word, uint32_t was, int64_t until);
@@ -630,6 +635,8 @@ void rdsdi_pairs_free(struct rdsdi_region *r);
 /* rdsdi_lease_drop for the last datagram of one that came by a pair. */
 void rdsdi_lease_own_drop(struct rdsdi_lease *l);
 
+/* Whether rdsdi_rx_start would find room now: 0, or why not. While there is no daemon. */
+int rdsdi_rx_room(rdsd_socket *s);
 int rdsdi_rx_start(rdsd_socket *s, struct rdsdi_link *l);
 void rdsdi_rx_stop(rdsd_socket *s);
 void rdsdi_rx_destroy(rdsd_socket *s);

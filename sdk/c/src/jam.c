@@ -44,14 +44,14 @@ void rdsdi_jam_failed(struct rdsdi_op *op)
 		return;
 	pthread_mutex_lock(&tx->mu);
 	if (tx->reg)
-		rdsdi_jam_tried(tx, tx->reg == op->jam_reg ? op->jam : NULL, op->why);
+		rdsdi_jam_tried(tx, tx->life == op->jam_life ? op->jam : NULL, op->why);
 	pthread_mutex_unlock(&tx->mu);
 }
 
 /* The entry may be another flow's by now, and the region another daemon's: these begin at 0. */
 static void end(struct rdsdi_jam *j, struct rdsdi_tx *tx)
 {
-	if (j->flow && tx->reg && tx->reg == j->reg && j->flow->generation == j->generation)
+	if (j->flow && tx->reg && tx->life == j->life && j->flow->generation == j->generation)
 		count(tx->reg, entry_of(tx, j->flow) + FLOW_WAITING, UINT64_MAX);
 	j->flow = NULL;
 }
@@ -68,12 +68,12 @@ void rdsdi_jam_begin(struct rdsdi_jam *j, struct rdsdi_op *op)
 		j->full = true;
 		count(tx->reg, W_SENDS_FULL, 1);
 	}
-	if (tx->reg && op->why == -ENOBUFS && op->jam_reg == tx->reg &&
-	    (j->flow != f || j->reg != tx->reg || j->generation != f->generation)) {
+	if (tx->reg && op->why == -ENOBUFS && op->jam_life == tx->life &&
+	    (j->flow != f || j->life != tx->life || j->generation != f->generation)) {
 		end(j, tx);
 		j->flow = f;
 		j->generation = f->generation;
-		j->reg = tx->reg;
+		j->life = tx->life;
 		count(tx->reg, entry_of(tx, f) + FLOW_WAITED, 1);
 		count(tx->reg, entry_of(tx, f) + FLOW_WAITING, 1);
 		count(tx->reg, W_SENDS_WAITED, 1);

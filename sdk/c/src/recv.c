@@ -333,11 +333,22 @@ static void untake(struct rdsdi_rx *rx, const rdsd_msg *m)
 	rx->stash_n++;
 }
 
+/*
+ * ended says that the socket was closed, or is over and nothing more can come, by a pair either.
+ * Read before what has come is looked for: that is handed out before the error. rx.mu is held.
+ */
+static bool ended(rdsd_socket *s)
+{
+	int over = atomic_load(&s->over);
+
+	return over && (s->rx.dead || over == -EBADF);
+}
+
 static int64_t receive_step(struct rdsdi_op *op)
 {
 	struct receive *r = (struct receive *)op;
 	rdsd_socket *s = op->s;
-	bool given = false, large = false;
+	bool given = false, large = false, end;
 	int64_t got;
 	bool starved;
 
@@ -348,6 +359,7 @@ static int64_t receive_step(struct rdsdi_op *op)
 		pthread_mutex_unlock(&s->rx.mu);
 		return rdsdi_errno(-ENOMEM);
 	}
+	end = ended(s);
 	got = take(s, r->msgs, r->n, !r->copies, &given);
 	if (got == 1 && r->fits && r->msgs->len > r->size) {
 		untake(&s->rx, r->msgs);
@@ -365,9 +377,8 @@ static int64_t receive_step(struct rdsdi_op *op)
 		return rdsdi_because(-EMSGSIZE, "the next datagram is larger than the buffer: it was left where it is");
 	if (got)
 		return got;
-	got = rdsdi_over(s);
-	if (got)
-		return got;
+	if (end)
+		return rdsdi_over(s);
 	if (starved)
 		return rdsdi_because(-ENOBUFS, "what is unreleased takes the room for what is to come: release some");
 	return blocked(op);
@@ -464,6 +475,7 @@ int rdsd_peek(rdsd_socket *s, size_t *size)
 {
 	struct rdsdi_rx *rx = &s->rx;
 	int err = rdsdi_usable(s), found = 1;
+	bool end;
 
 	if (err)
 		return err;
@@ -471,6 +483,7 @@ int rdsd_peek(rdsd_socket *s, size_t *size)
 		return rdsdi_errno(-EBADF);
 	rdsdi_check(s);
 	pthread_mutex_lock(&rx->mu);
+	end = ended(s);
 	if (rx->stash_n) {
 		*size = rx->stash[rx->stash_head].len;
 	} else {
@@ -481,7 +494,7 @@ int rdsd_peek(rdsd_socket *s, size_t *size)
 			*size = next_len(rx);
 	}
 	pthread_mutex_unlock(&rx->mu);
-	return found ? found : rdsdi_over(s);
+	return found || !end ? found : rdsdi_over(s);
 }
 
 /* Requests */
@@ -516,11 +529,12 @@ static int64_t request_step(struct rdsdi_op *op)
 	struct rdsdi_request *q = (struct rdsdi_request *)op;
 	rdsd_socket *s = op->s;
 	struct rdsdi_rx *rx = &s->rx;
-	bool others = false;
+	bool others = false, end;
 	int64_t result = 0;
 	int more = 1;
 
 	pthread_mutex_lock(&rx->mu);
+	end = ended(s);
 	while (!atomic_load(&q->w.done) && atomic_load(&s->over) != -EBADF) {
 		rdsd_msg m;
 
@@ -543,7 +557,7 @@ static int64_t request_step(struct rdsdi_op *op)
 	show(rx);
 	op->soon = !more && rx->lack;
 	if (!atomic_load(&q->w.done))
-		result = more < 0 ? more : rdsdi_over(s) ? rdsdi_over(s) : blocked(op);
+		result = more < 0 ? more : end ? rdsdi_over(s) : blocked(op);
 	pthread_mutex_unlock(&rx->mu);
 	if (others)
 		rdsdi_notify(s);
@@ -621,16 +635,36 @@ static void let_go_of_empty(rdsd_socket *s)
 	}
 }
 
+/* room says whether there is some for one more region; rx.mu is held. */
+static int room(rdsd_socket *s)
+{
+	let_go_of_empty(s);
+	if (s->rx.regions < MAX_REGIONS)
+		return 0;
+	return rdsdi_fail(-ENOMEM, "what came while %u daemons before were there is unread: receive it", MAX_REGIONS);
+}
+
+int rdsdi_rx_room(rdsd_socket *s)
+{
+	int err;
+
+	pthread_mutex_lock(&s->rx.mu);
+	err = room(s);
+	pthread_mutex_unlock(&s->rx.mu);
+	return err;
+}
+
 int rdsdi_rx_start(rdsd_socket *s, struct rdsdi_link *l)
 {
 	struct rdsdi_rx *rx = &s->rx;
 	struct rdsdi_region **last = &rx->reg;
+	int err;
 
 	pthread_mutex_lock(&rx->mu);
-	let_go_of_empty(s);
-	if (rx->regions >= MAX_REGIONS) {
+	err = room(s);
+	if (err) {
 		pthread_mutex_unlock(&rx->mu);
-		return rdsdi_fail(-ENOMEM, "what came while %u daemons before were there is unread: receive it", MAX_REGIONS);
+		return err;
 	}
 	while (*last)
 		last = &(*last)->next;

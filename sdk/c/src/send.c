@@ -92,7 +92,7 @@ int64_t rdsdi_destination(struct rdsdi_op *op, const rdsd_addr *to, struct rdsdi
 	if (rdsdi_flow_state(tx, *flow, &ignored) == STATE_CONGESTED) {
 		rdsdi_flow_refused(tx, *flow);
 		op->jam = *flow;
-		op->jam_reg = tx->reg;
+		op->jam_life = tx->life;
 		return rdsdi_send_blocked(op, -ENOBUFS, WAITS_FLOW);
 	}
 	return 0;

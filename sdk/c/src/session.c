@@ -202,11 +202,17 @@ static void attempt(rdsd_socket *s)
 	struct rdsdi_ctl *c = &s->ctl;
 	struct sockaddr_un un = {.sun_family = AF_UNIX};
 	struct rdsdi_bind b = {.local = s->local, .send_buffer = s->want_send, .recv_buffer = s->want_recv, .label = s->label};
-	struct rdsdi_link *l = calloc(1, sizeof *l);
+	struct rdsdi_link *l;
 	uint8_t message[PB_CLIENT_MAX];
 	char path[120];
-	int err;
+	int err = rdsdi_rx_room(s);
 
+	if (err) { /* before the Bind: what came for it would be thrown away */
+		set_why(s, "%s%s", rdsd_errmsg(), "");
+		failed(s, err, false);
+		return;
+	}
+	l = calloc(1, sizeof *l);
 	if (!l) {
 		set_why(s, "no memory%s%s", "", "");
 		failed(s, -ENOMEM, false);
@@ -526,12 +532,12 @@ int rdsdi_session_first(rdsd_socket *s, int64_t timeout)
 		if (now >= deadline)
 			return say_why(s, -ETIMEDOUT, "the deadline passed before the daemon answered: ");
 		until = rdsdi_session_due(s);
-		until = (until < deadline ? until : deadline) - now;
+		until = rdsdi_slice(until < deadline ? until : deadline) - now;
 		if (until < 0)
 			until = 0;
 		t.tv_sec = until / 1000000000;
 		t.tv_nsec = until % 1000000000;
-		if (ppoll(&fd, 1, &t, NULL) < 0 && errno == EINTR && s->flags & RDSD_INTERRUPTIBLE && rdsdi_ends(-EINTR))
+		if (rdsdi_ends(s, ppoll(&fd, 1, &t, NULL) < 0 ? errno : 0))
 			return rdsdi_errno(-EINTR);
 	}
 }
@@ -565,7 +571,7 @@ void rdsdi_session_close(rdsd_socket *s)
 	rdsdi_tx_stop(s, WHY_CLOSED);
 	rdsdi_rx_stop(s);
 	lose_asks(c);
-	if (c->link && atomic_load(&s->state) != SESSION_OVER) {
+	if (c->link) { /* where it is over, another thread closes it too, and both wait */
 		l = c->link;
 		atomic_fetch_add(&l->refs, 1);
 		shutdown(l->control, SHUT_WR);

@@ -35,6 +35,7 @@
 
 #define SOON INT64_C(200000) /* ns; the pause of a call that nothing wakes */
 #define LONG RDSD_SEC(3600)
+#define SLICE RDSD_MS(200)   /* of a sleep that no signal ends which came just before it */
 
 int64_t rdsdi_now(void)
 {
@@ -364,10 +365,10 @@ static int64_t blocked(struct rdsdi_op *op, int64_t timeout, struct rdsdi_jam *j
 			return timed_out(op, timeout);
 		if (op->soon && deadline - now > SOON)
 			until = now + SOON;
-		err = sleep_once(op, turn, until, &result);
+		err = sleep_once(op, turn, rdsdi_slice(until), &result);
 		if (result != BLOCKED)
 			return result;
-		if (err == EINTR && s->flags & RDSD_INTERRUPTIBLE) {
+		if (rdsdi_ends(s, err)) {
 			result = op->step(op);
 			return result != BLOCKED ? result : rdsdi_errno(-EINTR);
 		}
@@ -387,11 +388,23 @@ int64_t rdsdi_run(struct rdsdi_op *op, int64_t timeout)
 	return result;
 }
 
-_Thread_local bool (*rdsdi_interrupted)(void);
+_Thread_local bool (*rdsdi_interrupted)(int err);
 
-bool rdsdi_ends(int64_t result)
+int64_t rdsdi_slice(int64_t until)
 {
-	return result != -EINTR || !rdsdi_interrupted || !rdsdi_interrupted();
+	int64_t soon;
+
+	if (!rdsdi_interrupted)
+		return until;
+	soon = rdsdi_now() + SLICE;
+	return soon < until ? soon : until;
+}
+
+bool rdsdi_ends(const rdsd_socket *s, int err)
+{
+	if (!(s->flags & RDSD_INTERRUPTIBLE))
+		return false;
+	return rdsdi_interrupted ? !rdsdi_interrupted(err) : err == EINTR;
 }
 
 int rdsdi_sleep_init(struct rdsdi_sleep *w)
@@ -470,6 +483,7 @@ int rdsd_fd(rdsd_socket *s)
 static int ready(rdsd_socket *s, unsigned what)
 {
 	struct rdsdi_tx *tx = &s->tx;
+	bool over = atomic_load(&s->over); /* before the looks: what had come is handed out before the error */
 	int got = 0;
 
 	if (what & (RDSD_WRITABLE | RDSD_OUTCOME | RDSD_CONGESTION)) {
@@ -479,6 +493,8 @@ static int ready(rdsd_socket *s, unsigned what)
 			got |= RDSD_WRITABLE;
 		if (what & RDSD_OUTCOME && tx->outcome_n)
 			got |= RDSD_OUTCOME;
+		if (what & RDSD_OUTCOME && tx->reg)
+			over = false; /* its end is about to decide the others, and notifies then */
 		if (what & RDSD_CONGESTION && tx->changes)
 			rdsdi_flow_cleared(tx);
 		if (what & RDSD_CONGESTION && tx->any_change)
@@ -487,13 +503,15 @@ static int ready(rdsd_socket *s, unsigned what)
 	}
 	if (what & (RDSD_READABLE | RDSD_BORROWED)) {
 		pthread_mutex_lock(&s->rx.mu);
+		if (!s->rx.dead)
+			over = false; /* what gets in by a pair is not shut off yet */
 		if (what & RDSD_READABLE && rdsdi_rx_ready(s))
 			got |= RDSD_READABLE;
 		if (what & RDSD_BORROWED && rdsdi_rx_starved(&s->rx))
 			got |= RDSD_BORROWED;
 		pthread_mutex_unlock(&s->rx.mu);
 	}
-	return got ? got : rdsdi_over(s);
+	return got || !over ? got : rdsdi_over(s);
 }
 
 /* linked says whether the socket still has this link. */

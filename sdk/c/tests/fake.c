@@ -557,11 +557,21 @@ static bool work(struct fake *f)
 			any |= finish(f, s);
 		congestion(f, s);
 		tell_want(s);
-		if (s->flushing && !s->posts && atomic_load(at64(&s->r, W_SEND_TAIL)) == s->send_head) {
-			uint8_t body[32];
+		if (s->flushing) {
+			uint64_t left = atomic_load(at64(&s->r, W_SEND_TAIL)) - s->send_head;
+			uint8_t body[32], *b = put_number(body, 1, s->flush_id);
+			bool late = s->flush_until && (uint64_t)rdsdi_now() >= s->flush_until;
 
-			s->flushing = false;
-			reply(s, 6, body, put_number(body, 1, s->flush_id), NULL);
+			if (s->posts || left) {
+				b = put_number(b, 2, ETIMEDOUT);
+				b = put_number(b, 3, s->datagrams_now + left);
+			} else {
+				late = true;
+			}
+			if (late) {
+				s->flushing = false;
+				reply(s, 6, body, b, NULL);
+			}
 		}
 	}
 	return any;
@@ -593,6 +603,7 @@ static void bind_socket(struct fake *f, struct fake_socket *s, const uint8_t *p,
 	const uint8_t *local;
 	int fds[4];
 
+	f->binds++;
 	CHECK(field(p, n, 1, &local, &len) && endpoint(local, len, &s->local));
 	field(p, n, 2, NULL, &sndbuf);
 	field(p, n, 3, NULL, &rcvbuf);
@@ -681,6 +692,7 @@ static void control(struct fake *f, struct fake_socket *s)
 		cancel(f, s, p, len);
 	} else if (field(packet + 4, (size_t)n, 5, &p, &len)) {
 		field(p, len, 1, NULL, &s->flush_id);
+		s->flush_until = field(p, len, 2, NULL, &n64) && n64 ? (uint64_t)rdsdi_now() + n64 : 0;
 		s->flushing = true;
 	} else if (field(packet + 4, (size_t)n, 6, &p, &len)) {
 		s->watch = field(p, len, 3, NULL, &n64);
@@ -745,9 +757,10 @@ static void *serve(void *arg)
 		pthread_mutex_unlock(&f->mu);
 		ready = poll(fds, 2 + 2 * FAKE_SOCKETS, 500);
 		pthread_mutex_lock(&f->mu);
-		sleeps(f, 0);
-		if (ready == 0 && work(f))
+		/* Who has put something while the fake is said to sleep has rung, or is about to. */
+		if (ready == 0 && work(f) && poll(fds, 2 + 2 * FAKE_SOCKETS, 5000) == 0)
 			f->missed++;
+		sleeps(f, 0);
 		if (fds[0].revents) {
 			if (read(f->stop, &n, 8) == 8 && n >= 1 << 20) {
 				pthread_mutex_unlock(&f->mu);

@@ -49,7 +49,7 @@ struct fake_socket {
 	uint64_t wanted; /* the word that says so */
 	bool starved;    /* something found no room since the last release */
 	bool congested, watch;
-	uint64_t flush_id;
+	uint64_t flush_id, flush_until;    /* until: 0 for ever */
 	bool flushing;
 	struct fake_post *posts, **posts_end;
 	uint64_t taken, datagrams;         /* descriptors and datagrams taken */
@@ -80,6 +80,7 @@ struct fake {
 	void (*_Atomic spoil)(struct fake_socket *s); /* changes a region before it is handed out */
 	_Atomic unsigned gone;      /* pairs that clients have no use for */
 	_Atomic unsigned missed;    /* work that nobody rang for */
+	_Atomic unsigned binds;     /* messages Bind so far */
 	struct fake_socket sockets[FAKE_SOCKETS];
 };
 

@@ -1008,6 +1008,29 @@ static void outcomes(void)
 	end();
 }
 
+/* A flush that does not wait has the daemon's answer: what is undecided, and not that there is none. */
+static void flush_without_waiting(void)
+{
+	rdsd_socket *a;
+	int64_t t;
+
+	begin();
+	a = bound(90);
+	CHECK_IS(rdsd_flush(a, RDSD_NOWAIT), 0);
+	send_text(a, 91, "to nobody");
+	CHECK_IS(rdsd_flush(a, RDSD_SEC(5)), 0);
+	CHECK_IS(rdsd_flush(a, RDSD_NOWAIT), 0);
+	hold(false, true);
+	send_text(a, 91, "to nobody");
+	t = rdsdi_now();
+	CHECK_IS(rdsd_flush(a, RDSD_NOWAIT), -EAGAIN);
+	CHECK(rdsdi_now() - t < RDSD_SEC(4));
+	CHECK(!strcmp(rdsd_errmsg(), "1 datagrams are undecided"));
+	hold(false, false);
+	CHECK_IS(rdsd_flush(a, RDSD_SEC(5)), 0);
+	end();
+}
+
 /* Who does not read his outcomes cannot send for ever. */
 static void unread_outcomes(void)
 {
@@ -1197,6 +1220,35 @@ static int congest(rdsd_socket *s, rdsd_addr to)
 			nap(1); /* the fake has to take some */
 	}
 	return n;
+}
+
+/* A send that waits for a flow of a region knows it from that of a later one at the same place. */
+static void jam_of_a_former_region(void)
+{
+	struct rdsdi_jam whole = {0};
+	rdsd_addr to = at(2);
+	rdsd_socket *a, *b;
+	_Atomic uint64_t *waiting;
+	uint32_t flow;
+
+	begin();
+	a = bound(1);
+	b = bound_with(2, (rdsd_bind_options){.recv_buffer = 16384});
+	congest(a, to);
+	rdsdi_jam_whole = &whole;
+	CHECK_IS(rdsd_send(a, &to, "x", 1, NULL, RDSD_MS(5)), -ETIMEDOUT);
+	rdsdi_jam_whole = NULL;
+	CHECK_IS(waiting_for(a, 2), 1);
+	waiting = at64(a->tx.reg, entry_of(a, 2) + FLOW_WAITING);
+	flow = (uint32_t)(whole.flow - a->tx.flows);
+	rdsdi_tx_stop(a, WHY_DAEMON_RESTARTED);
+	CHECK_IS(rdsdi_tx_start(a, a->ctl.link), 0);
+	a->tx.flows[flow].generation = whole.generation;
+	rdsdi_jam_end(&whole, &a->tx);
+	CHECK_IS(load_relaxed(waiting), 1);
+	rdsd_close(a);
+	rdsd_close(b);
+	end();
 }
 
 static void refused_at_once(void)
@@ -1827,6 +1879,7 @@ static void unread_of_many_daemons(void)
 {
 	rdsd_addr to = at(1);
 	rdsd_socket *a;
+	unsigned binds;
 	char text[24];
 
 	begin();
@@ -1840,7 +1893,9 @@ static void unread_of_many_daemons(void)
 	}
 	fake_kill(f);
 	nap(10);
+	binds = f->binds;
 	CHECK_IS(rdsd_flush(a, RDSD_MS(200)), -ETIMEDOUT); /* nothing is dropped for a new one */
+	CHECK_IS(f->binds, binds);                         /* and none takes what it could not hand out */
 	CHECK_IS(rdsd_try_send(a, &to, "x", 1, NULL), -ESHUTDOWN);
 	CHECK(strstr(rdsd_errmsg(), "unread"));
 	expect_text(a, 1, "of daemon 0");
@@ -1903,6 +1958,62 @@ static void dismissed(void)
 	end();
 }
 
+static void *receive_lent(void *s)
+{
+	rdsd_msg m;
+	ssize_t n = rdsd_recv_batch(s, &m, 1, RDSD_SEC(5));
+
+	if (n == 1)
+		rdsd_release(&m, 1);
+	return (void *)(intptr_t)n;
+}
+
+static void *arm_lent(void *s) { return (void *)(intptr_t)rdsd_arm(s, RDSD_READABLE | RDSD_BORROWED); }
+
+static void *pump(void *s)
+{
+	while (!rdsdi_pump(s))
+		nap(1);
+	return NULL;
+}
+
+/* Something comes, and the end, while a call that has seen nothing is about to say so. */
+static void unread_at_the_end(void)
+{
+	static void *(*const calls[])(void *) = {receive_lent, arm_lent};
+
+	begin();
+	for (int i = 0; i < 2; i++) {
+		rdsd_socket *a = bound(1), *b = bound(2);
+		struct rdsdi_region *r = a->rx.reg;
+		pthread_t looks, pumps;
+		void *result;
+
+		pthread_mutex_lock(&r->mu); /* its last look, for what is lent, needs that */
+		CHECK(!pthread_create(&looks, NULL, calls[i], a));
+		while (!pthread_mutex_trylock(&a->rx.mu)) {
+			pthread_mutex_unlock(&a->rx.mu);
+			nap(1);
+		}
+		send_text(b, 1, "unread");
+		CHECK_IS(rdsd_flush(b, RDSD_SEC(5)), 0);
+		fake_dismiss(f, 1, ECONNRESET, "closed by an administrator");
+		CHECK(!pthread_create(&pumps, NULL, pump, a));
+		while (!atomic_load(&a->over))
+			nap(1);
+		pthread_mutex_unlock(&r->mu);
+		pthread_join(looks, &result);
+		pthread_join(pumps, NULL);
+		CHECK((intptr_t)result >= 0);
+		if (calls[i] == arm_lent)
+			expect_text(a, 2, "unread");
+		CHECK_IS(rdsd_recv(a, NULL, 0, NULL, RDSD_SEC(5)), -ECONNRESET);
+		rdsd_close(a);
+		rdsd_close(b);
+	}
+	end();
+}
+
 static void *wait_recv(void *s) { return (void *)(intptr_t)rdsd_recv(s, NULL, 0, NULL, RDSD_FOREVER); }
 static void *wait_outcome(void *s)
 {
@@ -1956,6 +2067,38 @@ static void closing(void)
 	CHECK_IS(rdsd_congested(a, &to, RDSD_SEC(1)), -EBADF);
 	rdsd_close(a);
 	hold(false, false);
+	end();
+}
+
+static _Atomic int shut_down;
+
+static void *shut(void *s)
+{
+	CHECK_IS(rdsd_shutdown(s), 0);
+	shut_down++;
+	return NULL;
+}
+
+/* Whoever closes while another thread does waits for the daemon too. */
+static void closing_twice(void)
+{
+	pthread_t t[2];
+	rdsd_socket *a;
+
+	begin();
+	a = bound(1);
+	fake_lock(f); /* it sees the end and does nothing yet */
+	for (int i = 0; i < 2; i++) {
+		CHECK(!pthread_create(&t[i], NULL, shut, a));
+		nap(10);
+	}
+	nap(300);
+	CHECK_IS(shut_down, 0);
+	fake_unlock(f);
+	for (int i = 0; i < 2; i++)
+		pthread_join(t[i], NULL);
+	CHECK(!fake_bound(f, 1));
+	rdsd_close(a);
 	end();
 }
 
@@ -2048,6 +2191,36 @@ static void interrupted(void)
 	timer_settime(timer, 0, &soon, NULL);
 	CHECK_IS(rdsd_recv(a, NULL, 0, NULL, RDSD_MS(120)), -ETIMEDOUT);
 	timer_delete(timer);
+	end();
+}
+
+static unsigned asked;
+
+static bool raises_at_last(int err) { return err || ++asked < 3; }
+
+/* No signal interrupts these: it came just before they slept, or to another thread. */
+static void interrupted_before(void)
+{
+	rdsd_bind_options o = RDSD_BIND_OPTIONS_INIT;
+	rdsd_addr other = at(2);
+	rdsd_socket *a, *b;
+
+	o.flags = RDSD_INTERRUPTIBLE;
+	o.timeout = RDSD_SEC(5);
+	begin();
+	a = bound_with(1, o);
+	hold(false, true);
+	send_text(a, 1, "undecided");
+	rdsdi_interrupted = raises_at_last;
+	CHECK_IS(rdsd_flush(a, RDSD_SEC(5)), -EINTR);
+	CHECK_IS(asked, 3);
+	asked = 0;
+	f->mute = true;
+	CHECK_IS(rdsd_bind(client, &other, &o, &b), -EINTR);
+	CHECK_IS(asked, 3);
+	rdsdi_interrupted = NULL;
+	f->mute = false;
+	hold(false, false);
 	end();
 }
 
@@ -2464,6 +2637,7 @@ int main(int argc, char **argv)
 		{"slack is given back", slack_is_given_back},
 		{"batches", batches},
 		{"batch and congestion", batch_and_congestion},
+		{"jam of a former region", jam_of_a_former_region},
 		{"runs", runs},
 		{"reservations", reservations},
 		{"slots that are left", slots_that_are_left},
@@ -2472,6 +2646,7 @@ int main(int argc, char **argv)
 		{"no lease", no_lease},
 		{"borrowed", borrowed},
 		{"outcomes", outcomes},
+		{"flush without waiting", flush_without_waiting},
 		{"unread outcomes", unread_outcomes},
 		{"watching", watching},
 		{"answered meanwhile", answered_meanwhile},
@@ -2493,9 +2668,12 @@ int main(int argc, char **argv)
 		{"unread of many daemons", unread_of_many_daemons},
 		{"no reconnect", no_reconnect},
 		{"dismissed", dismissed},
+		{"unread at the end", unread_at_the_end},
 		{"closing", closing},
+		{"closing twice", closing_twice},
 		{"closing_decides", closing_decides},
 		{"interrupted", interrupted},
+		{"interrupted before", interrupted_before},
 		{"forking", forking},
 		{"forking half bound", forking_half_bound},
 		{"small rings", small_rings},

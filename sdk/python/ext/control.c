@@ -18,12 +18,6 @@ enum { RUNS = 256 };
 			return NULL;                                                                                   \
 	} while (0)
 
-/* at_least is the time of a question, which waits for its answer. */
-static int64_t at_least(int64_t timeout)
-{
-	return timeout ? timeout : 1;
-}
-
 static PyObject *flush(PyObject *self, PyObject *timeout)
 {
 	Handle *h = (Handle *)self;
@@ -35,11 +29,11 @@ static PyObject *flush(PyObject *self, PyObject *timeout)
 	if (get_timeout(timeout, &ns) < 0)
 		return NULL;
 	t = once_begin();
-	err = rdsd_flush(h->sock, at_least(ns));
+	err = rdsd_flush(h->sock, ns);
 	if (!once_end(t))
 		return NULL;
 	if (err)
-		return fail(h, err);
+		return fail(h, ns ? err : too_late(h, err));
 	Py_RETURN_NONE;
 }
 
@@ -57,11 +51,11 @@ static PyObject *cancel(PyObject *self, PyObject *args)
 	if (!PyArg_ParseTuple(args, "OO", &name, &timeout) || get_address(name, &to) < 0 || get_timeout(timeout, &ns) < 0)
 		return NULL;
 	t = once_begin();
-	err = rdsd_cancel_sent_to(h->sock, &to, &result, at_least(ns));
+	err = rdsd_cancel_sent_to(h->sock, &to, &result, ns);
 	if (!once_end(t))
 		return NULL;
 	if (err)
-		return fail(h, err);
+		return fail(h, ns ? err : too_late(h, err));
 	return Py_BuildValue("KK", (unsigned long long)result.cancelled, (unsigned long long)result.in_flight);
 }
 
@@ -77,9 +71,9 @@ static PyObject *congested(PyObject *self, PyObject *args)
 	CHECK_OPEN(h);
 	if (!PyArg_ParseTuple(args, "OO", &name, &timeout) || get_address(name, &to) < 0 || get_timeout(timeout, &ns) < 0)
 		return NULL;
-	ASK(h, w, ns, is, rdsd_congested(h->sock, &to, w.slice));
+	ASK(h, w, ns, is, rdsd_congested(h->sock, &to, ns ? w.slice : RDSD_NOWAIT));
 	if (is < 0)
-		return fail(h, is);
+		return fail(h, ns ? is : too_late(h, is));
 	return PyBool_FromLong(is);
 }
 

@@ -166,6 +166,7 @@ PyObject *reserve(PyObject *self, FAST)
 	int64_t ns;
 	Room *r;
 	int err, again, wait;
+	bool now;
 
 	if (arguments("reserve", args, nargs, kwnames, names, 4, 4, a) < 0 || get_destination(h, a[0], &to) < 0 ||
 	    get_timeout(a[2], &ns) < 0)
@@ -177,16 +178,19 @@ PyObject *reserve(PyObject *self, FAST)
 	if (size < 0)
 		return refuse("size %zd: want 0 to %d", size, RDSD_MAX_DATAGRAM);
 	CHECK_OPEN(h);
-	wait_begin(&w, wait ? ns : 0);
+	now = !wait || !ns; /* for room: the daemon's verdict on the destination is waited for even then */
+	wait_begin(&w, now ? 0 : ns);
 	do {
-		t = part_begin(wait ? &jam : NULL, false);
-		err = rdsd_reserve(h->sock, &to, (size_t)size, &slot, wait ? w.slice : RDSD_NOWAIT);
+		t = part_begin(now ? NULL : &jam, false);
+		err = rdsd_reserve(h->sock, &to, (size_t)size, &slot, now ? RDSD_NOWAIT : w.slice);
 		part_end(t);
-		again = wait || err == -EINTR ? wait_again(&w, err) : 0;
+		again = !now || err == -EINTR ? wait_again(&w, err) : 0;
 	} while (again > 0);
 	rdsdi_jam_end(&jam, &h->sock->tx);
 	if (again < 0)
 		return NULL;
+	if (wait && now)
+		err = (int)too_late(h, err);
 	if (err)
 		return fail_to(h, err, a[0]);
 	r = (Room *)new_object(room_type);

@@ -38,12 +38,15 @@ int wait_again(struct wait *w, int64_t result)
 	return 1;
 }
 
-/* handled runs the handlers of the signals that came; false: one raised. */
-static bool handled(void)
+/* handled runs the handlers of the signals that came; false: one raised. Without an EINTR only the main thread looks. */
+static bool handled(int err)
 {
-	PyGILState_STATE lock = PyGILState_Ensure();
+	PyGILState_STATE lock;
 	bool none_raised;
 
+	if (err != EINTR && PyThread_get_thread_ident() != main_thread)
+		return true;
+	lock = PyGILState_Ensure();
 	rdsdi_interrupted = NULL; /* for what a handler calls */
 	none_raised = !PyErr_CheckSignals();
 	rdsdi_interrupted = handled;

@@ -83,6 +83,18 @@ static inline bool blocked(int64_t err)
 	return err == -EAGAIN || err == -ENOBUFS || err == -ESHUTDOWN;
 }
 
+/* later says whether what a call met goes away by itself: a daemon that is gone comes back, unless the socket is over. */
+static inline bool later(const Handle *h, int64_t err)
+{
+	return blocked(err) && (err != -ESHUTDOWN || !atomic_load(&h->sock->over));
+}
+
+/* too_late is what a call without time says of what it would have to wait for, in the words of what that is. */
+static inline int64_t too_late(const Handle *h, int64_t err)
+{
+	return later(h, err) ? -ETIMEDOUT : err;
+}
+
 /*
  * A call of the library that is a part of one send, which counts as one: between these.
  * whole: what that send says of itself, or NULL. With the interpreter lock only where
@@ -114,8 +126,8 @@ void wait_rest(struct wait *w);
 int wait_again(struct wait *w, int64_t result);
 
 /*
- * A call of the library that is made once, whatever signals come: between these. What waits
- * in it is not made in slices. false: a handler raised.
+ * A call of the library that is made once, whatever signals come: between these. It sleeps in
+ * slices itself (rdsdi_interrupted). false: a handler raised.
  */
 PyThreadState *once_begin(void);
 bool once_end(PyThreadState *t);

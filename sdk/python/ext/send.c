@@ -36,14 +36,28 @@ static int64_t send_once(Handle *h, const rdsd_addr *to, const struct payload *p
 	return err;
 }
 
+/* send_now sends without waiting for room; 0, a negative errno, or 1 with an exception set. */
+static int64_t send_now(Handle *h, const rdsd_addr *to, const struct payload *p, uint64_t *tag)
+{
+	int64_t err;
+
+	do
+		err = send_once(h, to, p, tag, RDSD_NOWAIT, NULL);
+	while (err == -EINTR && !PyErr_CheckSignals());
+	return err == -EINTR ? 1 : err;
+}
+
 /* send_waiting sends within a timeout; 0, a negative errno, or 1 with an exception set. */
 static int64_t send_waiting(Handle *h, const rdsd_addr *to, const struct payload *p, uint64_t *tag, int64_t timeout)
 {
 	struct rdsdi_jam jam = {0};
-	int64_t err = flow_known(h, to) ? send_once(h, to, p, tag, RDSD_NOWAIT, &jam) : -EAGAIN;
 	struct wait w;
+	int64_t err;
 	int again;
 
+	if (!timeout) /* the daemon's verdict on the destination is waited for even then */
+		return too_late(h, send_now(h, to, p, tag));
+	err = flow_known(h, to) ? send_once(h, to, p, tag, RDSD_NOWAIT, &jam) : -EAGAIN;
 	if (!blocked(err) && err != -EINTR)
 		return err;
 	wait_begin(&w, timeout);
@@ -93,12 +107,10 @@ static PyObject *try_send(PyObject *self, FAST)
 	CHECK_OPEN(h);
 	if (payload_get(&p, a[1]) < 0)
 		return NULL;
-	do
-		err = send_once(h, &to, &p, &tag, RDSD_NOWAIT, NULL);
-	while (err == -EINTR && !PyErr_CheckSignals());
+	err = send_now(h, &to, &p, &tag);
 	payload_put(&p);
 	if (err)
-		return PyErr_Occurred() ? NULL : fail_to(h, err, a[0]);
+		return err < 0 ? fail_to(h, err, a[0]) : NULL;
 	return PyLong_FromUnsignedLongLong(tag);
 }
 
@@ -234,12 +246,6 @@ static int batch_of_buffer(Handle *h, struct batch *b, PyObject *name, PyObject 
 		return -1;
 	}
 	return 0;
-}
-
-/* later says whether what a part of a send met goes away: a daemon that is gone comes back, unless the socket is over. */
-static bool later(Handle *h, int64_t err)
-{
-	return blocked(err) && (err != -ESHUTDOWN || !atomic_load(&h->sock->over));
 }
 
 static int batch_once(Handle *h, rdsd_dgram *d, size_t n, int64_t timeout, bool with_lock, struct rdsdi_jam *whole)
@@ -461,7 +467,7 @@ static PyObject *run_send(Handle *h, const rdsd_addr *to, PyObject *name, const 
 	struct rdsdi_jam jam = {0};
 	struct wait w;
 	uint64_t tag = 0;
-	int64_t accepted = flow_known(h, to) ? run_once(h, to, data, len, n, &tag, RDSD_NOWAIT, &jam) : -EAGAIN;
+	int64_t accepted = !timeout || flow_known(h, to) ? run_once(h, to, data, len, n, &tag, RDSD_NOWAIT, &jam) : -EAGAIN;
 	bool waits;
 	size_t done;
 	int again = 1;
@@ -475,7 +481,8 @@ static PyObject *run_send(Handle *h, const rdsd_addr *to, PyObject *name, const 
 	done = note_run(&b, 0, accepted, waits, tag);
 	wait_begin(&w, timeout);
 	while (again > 0 && (accepted > 0 || waits || accepted == -EINTR || accepted == -ETIMEDOUT)) {
-		accepted = run_once(h, to, data + done * len, len, n - done, &tag, w.slice, &jam);
+		accepted = run_once(h, to, data + done * len, len, n - done, &tag,
+				    !timeout && accepted == -EINTR ? RDSD_NOWAIT : w.slice, &jam);
 		waits = later(h, accepted);
 		done = note_run(&b, done, accepted, waits, tag);
 		if (done == n)

@@ -62,6 +62,7 @@ class FakeDaemon(rpc.DatagramsServicer):
         self.congested: set[int] = set()  # ports that refuse
         self.last_port = 3999
         self.silent: set[str] = set()  # kinds of client messages that are never answered
+        self.ends_nothing = False  # streams that clients end
         self.no_outcome = False
         self.bind_errno = 0
         self.bind_status: tuple[grpc.StatusCode, str] | None = None
@@ -160,7 +161,8 @@ class FakeDaemon(rpc.DatagramsServicer):
                     self.changed.notify_all()
         except Exception:
             pass
-        sock.out.put(None)
+        if not self.ends_nothing:
+            sock.out.put(None)
 
     def _on_bind(self, sock: FakeSocket, bind: pb.Bind) -> None:
         port = bind.local.port

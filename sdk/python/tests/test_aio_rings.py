@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,6 +17,7 @@ from conftest import Daemon, require
 import rdsd
 import rdsd.aio
 from rdsd._aio_rings import RingSocket
+from rdsd._core import BindOptions
 from rdsd._ring import Ring
 
 Pair = tuple[Daemon, Daemon]
@@ -320,6 +323,61 @@ async def test_noise_beside_a_request_is_read_in_order(bind: Bind) -> None:
     with await a.borrow(4, timeout=5) as datagrams:
         assert [bytes(view) for _, view in datagrams] == [b"0", b"1", b"2", b"3"]
     assert await receive(a, 7) == [b"%d" % i for i in range(4, 11)]
+
+
+async def left_iteration(sock: rdsd.aio.Socket) -> bytes:
+    """The datagram after which an iteration was left."""
+    async for datagram in sock:
+        return datagram.payload
+    raise AssertionError("it ended")
+
+
+async def test_what_an_iteration_left_makes_nobody_read_ahead(bind: Bind) -> None:
+    size, buffer = 1000, 65536
+    a, b = await bind(send_buffer=4 << 20), await bind(recv_buffer=buffer)
+    await a.send_batch([(b.local_address, bytes(size))] * 4, timeout=5)
+    await a.flush(timeout=5)
+    await left_iteration(b)
+    into, sent, got = bytearray(size), 4, 1
+
+    async def borrowed() -> None:
+        with await b.borrow(1, timeout=5) as datagrams:
+            assert len(datagrams) == 1
+
+    takes: list[Callable[[], Awaitable[object]]] = [b.recv, lambda: b.recv_into(into), borrowed]
+    for take in itertools.cycle(takes):
+        try:
+            for _ in range(3):
+                await a.try_send(b.local_address, bytes(size))
+                sent += 1
+        except rdsd.Congested:
+            break
+        except rdsd.WouldBlock:
+            await asyncio.sleep(0.001)
+        with contextlib.suppress(rdsd.TimedOut):  # what b has no room for is undecided
+            await a.flush(timeout=0.1)
+        assert (sent - got) * size < 2 * buffer, "nobody bounds what is unread"
+        await take()
+        got += 1
+    assert len(await receive(b, sent - got)) == sent - got
+
+
+async def test_who_takes_one_asks_the_ring_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    sock = RingSocket("", BindOptions(rdsd.Address("127.0.0.1", 0)))
+    asked: list[int] = []
+
+    def there(limit: int) -> list[rdsd.Datagram]:
+        asked.append(limit)
+        return [rdsd.Datagram(rdsd.Address("127.0.0.1", 7), b"%d" % len(asked))] * limit
+
+    monkeypatch.setattr(sock._ring, "_recv_now", there)
+    assert await left_iteration(sock) == b"1"
+    for _ in range(255):
+        assert sock._take(1)[0].payload == b"1"
+    assert asked == [256]
+    for n in range(2, 5):
+        assert [payload for _, payload in sock._take(1)] == [b"%d" % n]
+    assert asked == [256, 1, 1, 1]
 
 
 async def test_memory_in_place(bind: Bind) -> None:

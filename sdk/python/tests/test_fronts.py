@@ -240,7 +240,8 @@ async def test_a_request_leaves_from_no_port_that_is_lost(
     sent = len(fake.received["send"])
     left = asyncio.create_task(front.do(a.request, (HOST, 8), b"?", None))
     await asyncio.to_thread(fake.wait_received, "send", sent + 1)
-    await asyncio.sleep(0.1)  # and has the answer to that
+    sender = port._core.sender
+    await wait_until(lambda: not (sender._batches or sender._trying or sender._waiting))
     await asyncio.to_thread(fake.stop)
     await wait_until(lambda: not port.connected)
     fake.sockets[host, 9] = Answering()
@@ -603,6 +604,29 @@ async def wait_until(condition: Any) -> None:
     while not condition():
         assert time.monotonic() < until
         await asyncio.sleep(0.005)
+
+
+async def test_a_close_beside_a_daemon_that_hangs(
+    front: Front, fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("_sync_stream", "_aio_stream"):
+        monkeypatch.setattr(f"rdsd.{module}._CLOSE_WAIT", 1.0)
+    client = front.client(fake.target)
+    a, b, c = [await front.do(client.bind, (HOST, 0)) for _ in range(3)]
+    tasks = [asyncio.create_task(front.do(a.request, b.local_address, b"?", 60)) for _ in range(3)]
+    await asyncio.to_thread(fake.wait_received, "send", 3)  # each from a port of its own
+    tasks.append(asyncio.create_task(front.do(a.recv)))
+    await asyncio.sleep(0.1)
+    fake.ends_nothing = True
+    begun = time.monotonic()
+    closing = asyncio.create_task(front.do(client.close))
+    for task in tasks:
+        with pytest.raises(rdsd.Closed):
+            await asyncio.wait_for(task, 20)
+        assert time.monotonic() - begun < 1.5, "it hears after the daemon was waited for"
+    await closing
+    assert time.monotonic() - begun < 3.2, "one after the other is waited for"
+    assert c.closed
 
 
 async def test_a_client_closed_beside_a_bind(

@@ -805,6 +805,27 @@ def test_signals(daemons: Pair, what: str) -> None:
     run_program(PROGRAM, daemons[0], "rings", what, says="interrupted\n")
 
 
+def test_a_close_beside_a_frozen_daemon(client: rdsd.Client, daemons: Pair, bind: Bind) -> None:
+    a, b = bind(), bind()
+    with ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(a.request, NOBODY, b"?", 60) for _ in range(3)]
+        waiting.append(pool.submit(a.recv))
+        time.sleep(0.3)  # each request has a port of its own by then
+        daemons[0].freeze()
+        try:
+            begun = time.monotonic()
+            closing = threading.Thread(target=client.close)
+            closing.start()
+            for call in waiting:
+                assert isinstance(call.exception(20), rdsd.Closed)
+            assert time.monotonic() - begun < 1.5, "they hear of it after the daemon was waited for"
+            closing.join()
+            assert time.monotonic() - begun < 3.5, "one after the other is waited for"
+        finally:
+            daemons[0].thaw()
+    assert b.closed
+
+
 # The daemon is asked while it is frozen; a signal handler thaws it when several have come.
 ONCE = """\
 import os, signal, sys
@@ -885,6 +906,28 @@ def test_a_signal_just_before_a_wait_is_not_lost(bind: Bind) -> None:
             assert time.monotonic() - begun < 10
             timer.join()
     finally:
+        signal.signal(signal.SIGUSR1, old)
+
+
+def test_a_signal_to_another_thread_ends_a_flush(bind: Bind) -> None:
+    """Nothing interrupts the wait, as where a signal comes just before it sleeps."""
+    a = bind()
+    a.send(("127.0.0.250", 7), b"stuck", timeout=5)
+
+    def signal_here() -> None:
+        time.sleep(0.1)
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+
+    other = threading.Thread(target=signal_here)
+    old = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    try:
+        begun = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+            other.start()
+            a.flush(10)
+        assert time.monotonic() - begun < 5
+    finally:
+        other.join()
         signal.signal(signal.SIGUSR1, old)
 
 

@@ -112,6 +112,48 @@ def test_parts_of_one_job_follow_one_another() -> None:
     assert len(job.call.result()) == BATCH_DATAGRAMS + 5
 
 
+def test_nothing_overtakes_what_a_try_was_refused() -> None:
+    w = Wire(window_bytes=1 << 20)
+    items = [(A, b"")] * BATCH_DATAGRAMS + [(A, b""), (B, b""), (A, b""), (B, b"")]
+    job = w.sender.submit(items, Mode.TRY, None)
+    w.answer(w.must_poll(), (BATCH_DATAGRAMS - 1, 1, errno.ENOBUFS))
+    for tag in (BATCH_DATAGRAMS + 2, BATCH_DATAGRAMS + 4):  # there is room again
+        batch = w.must_poll()
+        assert (batch.first_tag, len(batch.length)) == (tag, 1)
+        assert [e.address for e in batch.destination] == [b"\x0a\0\0\2"]
+        w.answer(batch)
+    errors = batch_error(job).errors
+    assert [i - BATCH_DATAGRAMS for i, _ in errors] == [-1, 0, 2]
+    assert {e.errno for _, e in errors} == {errno.ENOBUFS}
+
+
+def test_a_refused_try_ends_when_nothing_else_is_left() -> None:
+    w = Wire(window_bytes=1 << 20)
+    job = w.submit(*[b""] * (BATCH_DATAGRAMS + 2), mode=Mode.TRY)
+    w.answer(w.must_poll(), (0, BATCH_DATAGRAMS, errno.EAGAIN))
+    assert w.poll() is None
+    assert len(batch_error(job).errors) == BATCH_DATAGRAMS + 2
+
+
+def test_singles_that_found_no_room_keep_their_order() -> None:
+    w = Wire(batches=2)
+    for payload in (b"1", b"2"):  # the second waits for a place among those that wait
+        w.submit(payload)
+    oldest = w.must_poll()
+    assert w.poll() is None
+    for payload in (b"3", b"4", b"5"):
+        w.submit(payload, mode=Mode.FIRST_TRY)
+    tries = w.must_poll()
+    assert tries.payload == b"345"
+    w.submit(b"6")
+    w.answer(tries, (0, 3, errno.EAGAIN))
+    for payload in (b"2", b"3", b"4", b"5", b"6"):
+        assert w.poll() is None
+        w.answer(oldest)
+        oldest = w.must_poll()
+        assert oldest.payload == payload
+
+
 def test_single_send_tries_first_and_then_waits() -> None:
     w = Wire()
     job = w.submit(b"x", mode=Mode.FIRST_TRY, deadline=10.0)

@@ -171,15 +171,18 @@ func (cfg Config) device() (*Device, error) {
 	if d.port, err = d.portNow(); err != nil {
 		return nil, err
 	}
-	if err := d.build(); err != nil {
-		return nil, err
-	}
 	if d.m.Wire != nil {
 		d.sock = wireSocket(d.m.Wire)
 	} else {
 		cfg.Within(func() { d.sock, err = openSocket(cfg.Addr, cfg.Buffer) })
 	}
+	if err == nil {
+		err = d.build()
+	}
 	if err != nil {
+		if d.sock != nil {
+			d.sock.close()
+		}
 		return nil, err
 	}
 	if have, want := d.sock.sendBuffer(), cfg.Buffer; d.m.Wire == nil && have < want {
@@ -225,6 +228,11 @@ func (d *Device) portNow() (p port, err error) {
 	return p, err
 }
 
+// strangerRoom is the part of the socket's buffer for each message that may be sent at once to whoever may
+// not be there: of 208 KiB, which Linux has by itself, that is for 96. Each takes 1,280 bytes of the buffer as
+// it is doubled, and in the 3 s that they wait at most there are not three times as many.
+const strangerRoom = 2218
+
 // build makes the two cores.
 func (d *Device) build() (err error) {
 	rnd := d.m.random()
@@ -233,7 +241,7 @@ func (d *Device) build() (err error) {
 	if err != nil {
 		return fmt.Errorf("soft: %w", err)
 	}
-	d.cm, err = cm.New(cm.Config{Local: zoneless, MTU: d.port.mtu, Answer: answerTime}, (*env)(d), rnd)
+	d.cm, err = cm.New(cm.Config{Local: zoneless, MTU: d.port.mtu, Answer: answerTime, Strangers: d.sock.sendBuffer() / strangerRoom}, (*env)(d), rnd)
 	if err != nil {
 		return fmt.Errorf("soft: %w", err)
 	}

@@ -1,5 +1,7 @@
 package soft
 
+import "net/netip"
+
 // judgeGSO says when bursts to a peer did not arrive (package roce, LostBursts). mu is held.
 func (d *Device) judgeGSO() {
 	o := &d.out
@@ -15,17 +17,17 @@ func (d *Device) judgeGSO() {
 	})
 }
 
-// endGSO has all packets sent one by one from now on: the way does not take bursts. mu is held.
-func (d *Device) endGSO() {
-	if !d.out.gso {
-		return
+// restGSO ends bursts for a while to those peers to whom the system has not taken one. mu is held.
+func (d *Device) restGSO(peers []netip.Addr) {
+	for _, peer := range peers {
+		if !d.dev.Refused(d.m.Clock(), peer) {
+			continue
+		}
+		d.stats.GSOEnded++
+		d.r.DoFor(d, func() {
+			d.cfg.Log.Warn("bursts of packets to a peer cannot be sent: packets to it are sent one by one for a while, which costs more processor time", "device", d.name(), "peer", peer)
+		})
 	}
-	d.out.gso = false
-	d.dev.SetGSO(false)
-	d.stats.GSOEnded++
-	d.r.DoFor(d, func() {
-		d.cfg.Log.Warn("bursts of packets cannot be sent: packets are sent one by one from now on, which costs more processor time", "device", d.name())
-	})
 }
 
 // beginGSO lets bursts be tried again, where they are wanted: the interface has changed. mu is

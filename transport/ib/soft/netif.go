@@ -45,11 +45,11 @@ var errUnsure = errors.New("soft: the interfaces of this machine could not be li
 // portOf finds the interface that has an address. It asks the kernel, and is not for a
 // reactor's thread.
 func portOf(addr netip.Addr) (port, error) {
-	return portAmong(addr, net.Interfaces, (*net.Interface).Addrs)
+	return portAmong(addr, net.Interfaces, (*net.Interface).Addrs, netlocal.AskLocal)
 }
 
-// portAmong is portOf with the two questions that are asked.
-func portAmong(addr netip.Addr, all func() ([]net.Interface, error), addrs func(*net.Interface) ([]net.Addr, error)) (port, error) {
+// portAmong is portOf with the three questions that are asked.
+func portAmong(addr netip.Addr, all func() ([]net.Interface, error), addrs func(*net.Interface) ([]net.Addr, error), local func(netip.Addr) (bool, error)) (port, error) {
 	list, err := all()
 	if err != nil {
 		return port{}, fmt.Errorf("%w: %w", errUnsure, err)
@@ -69,12 +69,16 @@ func portAmong(addr netip.Addr, all func() ([]net.Interface, error), addrs func(
 			return port{i.Name, m}, nil
 		}
 	}
-	// An address that a route makes the machine's own.
-	if netlocal.IsLocal(addr) {
-		return port{"lo", maxMTU}, nil
+	// It may be an address of an interface that did not tell; else a route can make it the machine's own.
+	here := false
+	if err == nil {
+		here, err = local(addr)
 	}
-	if err != nil { // it may be an address of the interface that did not tell
+	switch {
+	case err != nil:
 		return port{}, fmt.Errorf("%w: %w", errUnsure, err)
+	case here:
+		return port{"lo", maxMTU}, nil
 	}
 	return port{}, fmt.Errorf("soft: no interface of this machine has the address %v", addr)
 }

@@ -109,7 +109,7 @@ func (o *outbox) reset() {
 // sender sends what the core of queue pairs has to send. Whoever finds nobody else doing so
 // does it for all, so that bursts form while a call is under way.
 type sender struct {
-	gso     bool         // bursts are cut by the kernel, to peers where they arrive; guarded by Device.mu
+	gso     bool         // bursts are cut by the kernel, to peers where it takes them and they arrive; guarded by Device.mu
 	busy    bool         // somebody has the fields below; guarded by Device.mu
 	full    bool         // nobody does, but the socket took no more of them; guarded by Device.mu
 	closing []*queuePair // to be freed once the burst was sent; guarded by Device.mu
@@ -120,11 +120,11 @@ type sender struct {
 	copied  [outCopied]byte
 	used    int // of copied
 	bytes   int
-	bursts  int    // of more than one packet
-	failed  Stats  // of messages that could not be sent
-	refused bool   // there was one
-	cut     bool   // a burst was refused as such
-	lost    uint64 // times that bursts did not arrive, so far as it was said; guarded by Device.mu
+	bursts  int          // of more than one packet
+	failed  Stats        // of messages that could not be sent
+	refused bool         // there was one
+	cut     []netip.Addr // to whom a burst was refused as such
+	lost    uint64       // times that bursts did not arrive, so far as it was said; guarded by Device.mu
 }
 
 // flush sends what can be sent, within bounds: what is left has the next turn.
@@ -173,10 +173,10 @@ func (d *Device) carry() bool {
 	d.mu.Lock()
 	d.stats.addSends(&o.failed)
 	o.failed = Stats{}
-	if o.cut && !d.gone {
-		d.endGSO() // a route that a burst cannot take
+	if !d.gone {
+		d.restGSO(o.cut)
 	}
-	o.cut = false
+	o.cut = o.cut[:0]
 	if full && !d.shut {
 		o.full = true
 		d.stats.SendFull++
@@ -287,7 +287,9 @@ func (o *sender) push(s *socket) (full bool) {
 				continue
 			}
 		case unix.EINVAL, unix.EIO:
-			o.cut = o.cut || o.box.isBurst()
+			if o.box.isBurst() {
+				o.cut = append(o.cut, get(&o.box.to[o.box.first]).Addr())
+			}
 		}
 		o.failed.noteSend(err)
 		o.refused = true

@@ -59,10 +59,43 @@ func TestErrorsOfSending(t *testing.T) {
 				t.Errorf("%s is %d after 5 errors: %+v", counter, n, s.Counters)
 			}
 			// What only the firewall or a route has against packets says nothing about bursts.
-			if cut := err == unix.EINVAL || err == unix.EIO; !cut && !s.Bursts {
-				t.Error("bursts were given up")
+			if cut := err == unix.EINVAL || err == unix.EIO; !cut && s.Counter("gso_ended") > 0 || s.Counter("gso_ended") > 1 || !s.Bursts {
+				t.Errorf("bursts were given up: %+v", s)
 			}
 		})
+	}
+}
+
+// TestBurstsRefusedToOne: a peer to which the system takes no bursts, as by a route of its own, has none for
+// a while, and others have them as before.
+func TestBurstsRefusedToOne(t *testing.T) {
+	a, b, c := open(t, local(40), nil, nil), open(t, local(41), nil, nil), open(t, local(42), nil, nil)
+	if !a.sock.canSegment() {
+		t.Skip("this kernel cuts no bursts")
+	}
+	var met, passed atomic.Int64 // bursts to b, and messages of others
+	a.sock.mu.Lock()
+	a.sock.fault = func() error { // of the first message that is left
+		if o := &a.out.box; o.isBurst() && get(&o.to[o.first]).Addr() == b.cfg.Addr {
+			met.Add(1)
+			return unix.EIO
+		}
+		passed.Add(1)
+		return nil
+	}
+	a.sock.mu.Unlock()
+	x, y, u, v := newEnd(t, a, depths), newEnd(t, b, depths), newEnd(t, a, depths), newEnd(t, c, depths)
+	connect(t, x, y)
+	connect(t, u, v)
+	for i := range 3 {
+		exchange(t, x, y, int64(i), 50, 40<<10)
+		before := counter(a, "sent_bursts")
+		if exchange(t, u, v, int64(i), 50, 40<<10); counter(a, "sent_bursts") == before {
+			t.Error("the other peer has no bursts")
+		}
+	}
+	if s := a.State(); met.Load() != 1 || !s.Bursts || s.Counter("gso_ended") != 1 {
+		t.Errorf("%d bursts to the peer that takes none, want 1, beside %d: %+v", met.Load(), passed.Load(), s)
 	}
 }
 

@@ -63,12 +63,12 @@ func (o *watcher) warn(d *Device, err error) {
 	d.cfg.Log.Warn("changes of interfaces are not told of for the moment: the one of a RoCE device is asked for each second", "device", d.name(), "error", err)
 }
 
-// run looks whenever there are news. While the kernel tells none, or does not say what there is, it
-// looks each second.
+// run looks at once, for what has changed before there were news, and whenever there are. While the kernel
+// tells none, or does not say what there is, it looks each second.
 func (o *watcher) run(d *Device) {
 	defer o.done.Done()
 	defer d.cfg.Guard.Recover(guard.Task, nil)
-	for known := true; ; known = d.look() {
+	for known := d.look(); ; known = d.look() {
 		var err error
 		if known {
 			err = o.next(d)

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/rdsd/rdsd/internal/await"
 	"github.com/rdsd/rdsd/transport/ib"
 )
 
@@ -25,19 +26,25 @@ func TestUnsureInterface(t *testing.T) {
 			return []net.Addr{&net.IPNet{IP: net.IPv4(192, 0, 2, byte(i.Index))}}, nil
 		}
 	}
-	if _, err := portAmong(netip.MustParseAddr("192.0.2.1"), func() ([]net.Interface, error) { return nil, syscall.ENFILE }, addrs("")); !errors.Is(err, errUnsure) || !errors.Is(err, syscall.ENFILE) {
+	if _, err := portAmong(netip.MustParseAddr("192.0.2.1"), func() ([]net.Interface, error) { return nil, syscall.ENFILE }, addrs(""), nil); !errors.Is(err, errUnsure) || !errors.Is(err, syscall.ENFILE) {
 		t.Errorf("without a list: %v", err)
 	}
 	for _, c := range []struct {
 		addr, bad, netdev string
+		local             bool
+		failed            error
 		unsure            bool
 	}{
-		{"192.0.2.2", "", "two", false},
-		{"192.0.2.2", "one", "two", false},
-		{"192.0.2.1", "one", "", true},
-		{"192.0.2.3", "", "", false},
+		{"192.0.2.2", "", "two", true, nil, false},
+		{"192.0.2.2", "one", "two", true, nil, false},
+		{"192.0.2.1", "one", "", true, nil, true}, // the machine's own, with the MTU of its interface
+		{"192.0.2.1", "one", "", false, nil, true},
+		{"192.0.2.3", "", "", false, nil, false},
+		{"192.0.2.3", "", "lo", true, nil, false}, // by a route
+		{"192.0.2.3", "", "", false, syscall.ENFILE, true},
 	} {
-		p, err := portAmong(netip.MustParseAddr(c.addr), all, addrs(c.bad))
+		local := func(netip.Addr) (bool, error) { return c.local, c.failed }
+		p, err := portAmong(netip.MustParseAddr(c.addr), all, addrs(c.bad), local)
 		if p.netdev != c.netdev || (err != nil) != (c.netdev == "") || errors.Is(err, errUnsure) != c.unsure {
 			t.Errorf("%s, where %q does not tell: %v, %v", c.addr, c.bad, p, err)
 		}
@@ -90,6 +97,22 @@ func TestNotKnownIsNotGone(t *testing.T) {
 	<-asked
 }
 
+// TestChangeBeforeNews: what changes between the first look at an interface and the first news is seen.
+func TestChangeBeforeNews(t *testing.T) {
+	var asked atomic.Int32
+	d := open(t, local(43), nil, func(c *Config) {
+		m := (&Device{cfg: *c}).real()
+		m.Interface = func() (string, int, error) {
+			if asked.Add(1) == 1 {
+				return "one", 4096, nil
+			}
+			return "one", 1024, nil
+		}
+		c.On = m
+	})
+	await.Until(t, patience, "The device has the MTU of now.", func() bool { return d.Info().MTU == 1024 })
+}
+
 // heard is news that a test makes.
 type heard struct {
 	told   chan error
@@ -138,6 +161,7 @@ func TestWatchGoesOn(t *testing.T) {
 	o.done.Add(1)
 	go o.run(d)
 	look(nil) // what was before
+	look(nil) // and before there were news
 	first.told <- nil
 	look(fmt.Errorf("%w", errUnsure))
 	look(fmt.Errorf("%w", errUnsure)) // without further news

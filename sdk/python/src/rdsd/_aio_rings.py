@@ -6,8 +6,9 @@ is armed only while somebody waits: the daemon makes a system call to wake the
 loop, and makes none otherwise. What asks the daemon and waits for its answer runs
 in a thread of its own: a cancel, a flush, the first datagram to a destination.
 
-While requests wait for their replies everything received goes through an Inbox,
-which knows whose reply a datagram is.
+What a reply port receives goes through an Inbox, which knows whose reply a datagram is. That of
+another socket holds only what an iterator has taken ahead: the rest stays in the ring, which
+``recv_buffer`` bounds.
 """
 
 from __future__ import annotations
@@ -59,9 +60,6 @@ T = TypeVar("T")
 #: Datagrams given to the library at once: what is refused is looked at one by one.
 _CHUNK = 1024
 
-#: Unread datagrams that a waiting request may put aside, and their bytes.
-_ASIDE = (4096, 4 << 20)
-
 _CANCEL_GRACE = 0.1  # seconds a request that timed out waits for its cancel
 _MOMENT = 0.001  # seconds, where nothing tells when there is room again
 
@@ -76,7 +74,7 @@ class RingSocket(Socket):
         self._end: asyncio.Future[None] = self._loop.create_future()  # close is through
         self._fd = -1
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
-        self._inbox = Inbox(*_ASIDE, replies=options.replies)
+        self._inbox = Inbox(0, 0, replies=options.replies)
         self._introducing: dict[Address, asyncio.Future[None]] = {}
 
     async def open(self, timeout: float | None) -> None:
@@ -114,8 +112,8 @@ class RingSocket(Socket):
     # -- sending ---------------------------------------------------------------
 
     async def send(self, dst: AddressLike, payload: Payload, timeout: Timeout = None) -> int:
-        deadline = _deadline(seconds(timeout))
-        return await self._with_room(dst, lambda: self._ring.try_send(dst, payload), deadline)
+        limit = seconds(timeout)
+        return await self._with_room(dst, lambda: self._ring.try_send(dst, payload), limit)
 
     async def try_send(self, dst: AddressLike, payload: Payload) -> int:
         await self._introduce(dst, _deadline(TRY_TIMEOUT))
@@ -145,11 +143,10 @@ class RingSocket(Socket):
 
     async def reserve(self, dst: AddressLike, size: int, timeout: Timeout = None) -> AsyncSlot:
         check_slot(size)
-        deadline = _deadline(seconds(timeout))
-        room = await self._with_room(
-            dst, lambda: self._ring._reserve(dst, size, None, False), deadline
+        limit = seconds(timeout)
+        return _Slot(
+            await self._with_room(dst, lambda: self._ring._reserve(dst, size, None, False), limit)
         )
-        return _Slot(room)
 
     async def cancel_sent_to(self, dst: AddressLike, timeout: Timeout = None) -> CancelResult:
         limit = seconds(timeout)
@@ -192,10 +189,8 @@ class RingSocket(Socket):
         view = writable(buffer)
 
         def take() -> list[tuple[int, Address]]:
-            inbox = self._inbox
-            if inbox.awaited or len(inbox):
-                self._pull()
-                return inbox.take_into(view)
+            if len(self._inbox):
+                return self._inbox.take_into(view)
             got = self._ring._recv_into_now(view)
             return [] if got is None else [got]
 
@@ -208,6 +203,7 @@ class RingSocket(Socket):
     async def __aiter__(self) -> AsyncIterator[Datagram]:
         inbox = self._inbox
         while True:
+            self._ring.check()
             try:
                 datagram = inbox.ahead.pop()
             except IndexError:
@@ -221,8 +217,8 @@ class RingSocket(Socket):
         check_limit(limit)
 
         def take() -> list[tuple[Address, memoryview]]:
-            if self._inbox.awaited or len(self._inbox):  # copied already
-                return [(d.addr, memoryview(d.payload)) for d in self._take(limit)]
+            if len(self._inbox):  # copied already
+                return [(d.addr, memoryview(d.payload)) for d in self._inbox.take(limit)]
             return self._ring._borrow_now(limit)
 
         what = _rings.READABLE | _rings.BORROWED
@@ -261,6 +257,7 @@ class RingSocket(Socket):
             inbox.withdraw_reply(where, reply)
 
     async def peek_size(self, timeout: Timeout = None) -> int | None:
+        self._ring.check()
         here = self._inbox.next_size()
         return here if here is not None else self._ring._peek()
 
@@ -273,6 +270,7 @@ class RingSocket(Socket):
     def watch_congestion(self, timeout: Timeout = None) -> CongestionWatch:
         limit = seconds(timeout)
         ring = self._ring
+        ring.check()
         with ring.watching:
             ring.take_changes()
             return RingWatch(self, ring.watchers.add(), limit)
@@ -295,13 +293,14 @@ class RingSocket(Socket):
     # -- sending, inside -------------------------------------------------------
 
     async def _with_room(
-        self, dst: AddressLike, attempt: Callable[[], T], deadline: float | None
+        self, dst: AddressLike, attempt: Callable[[], T], limit: float | None
     ) -> T:
         """What attempt returns once it finds room."""
+        deadline, introduced = _deadline(limit), _introduced_by(limit)
         looked = False
         while True:
             try:
-                await self._introduce(dst, deadline)  # each time: another daemon knows none
+                await self._introduce(dst, introduced)  # each time: another daemon knows none
                 return attempt()
             except (WouldBlock, DaemonUnavailable) as error:
                 if self.closed:
@@ -382,11 +381,12 @@ class RingSocket(Socket):
     async def _send_all(
         self, items: list[tuple[Address, bytes]], limit: float | None
     ) -> Sequence[int]:
-        deadline = _deadline(limit)
+        deadline, introduced = _deadline(limit), _introduced_by(limit)
         tags: list[Sequence[int]] = []
         errors: list[tuple[int, RdsError]] = []
         for start in range(0, len(items), _CHUNK):
-            chunk, refused = await self._send_chunk(items[start : start + _CHUNK], deadline)
+            part = items[start : start + _CHUNK]
+            chunk, refused = await self._send_chunk(part, deadline, introduced)
             tags.append(chunk)
             errors.extend((start + i, error) for i, error in refused)
         every = _joined(tags)
@@ -395,10 +395,13 @@ class RingSocket(Socket):
         return every
 
     async def _send_chunk(
-        self, items: list[tuple[Address, bytes]], deadline: float | None
+        self,
+        items: list[tuple[Address, bytes]],
+        deadline: float | None,
+        introduced: float | None,
     ) -> tuple[Sequence[int], list[tuple[int, RdsError]]]:
         """Tags, and what was refused for good."""
-        got, waiting = await self._attempt(items, deadline)
+        got, waiting = await self._attempt(items, introduced)
         if not waiting:
             return got, []
         tags, refused = list(got), {}
@@ -419,7 +422,7 @@ class RingSocket(Socket):
                 refused.update((i, late) for i in waiting)
                 break
             order = sorted(waiting)
-            got, again = await self._attempt([items[i] for i in order], deadline)
+            got, again = await self._attempt([items[i] for i in order], introduced)
             waiting = {order[i]: why for i, why in again.items()}
             for i, tag in zip(order, got, strict=True):
                 tags[i] = tag
@@ -436,11 +439,9 @@ class RingSocket(Socket):
     # -- receiving, inside -----------------------------------------------------
 
     def _take(self, limit: int) -> list[Datagram]:
-        inbox = self._inbox
-        if inbox.awaited or len(inbox):
-            self._pull()
-            return inbox.take(limit)
-        return self._ring._recv_now(limit)
+        # What has been taken ahead, and nothing behind it: who pulls more whenever something is
+        # here empties the ring, and nobody who sends meets congestion.
+        return self._inbox.take(limit) if len(self._inbox) else self._ring._recv_now(limit)
 
     def _take_next(self) -> list[Datagram]:
         """One datagram, for an iterator: further ones are put ahead."""
@@ -451,25 +452,14 @@ class RingSocket(Socket):
         return taken
 
     def _pull(self) -> None:
-        """Takes what has come, replies to their requests."""
-        inbox = self._inbox
-        while len(inbox) < _ASIDE[0] and (batch := self._take_new()):
-            inbox.arrived(batch)
-        if len(inbox):
-            self._wake(_rings.READABLE)
-
-    def _take_new(self) -> list[Datagram]:
-        """What has come; when nothing more can come, what is here can still be taken."""
-        try:
-            return self._ring._recv_now(256)
-        except RdsError:
-            if not len(self._inbox):
-                raise
-            return []
+        """Of a reply port: replies go to their requests, and what else has come is dropped."""
+        while batch := self._ring._recv_now(256):
+            self._inbox.arrived(batch)
 
     async def _received(
         self, take: Callable[[], list[T]], deadline: float | None, what: int = _rings.READABLE
     ) -> list[T]:
+        self._ring.check()
         looked = False
         while not (taken := take()):
             if await self._wait(what, deadline):
@@ -562,6 +552,7 @@ class RingSocket(Socket):
             self._loop.remove_reader(self._fd)
 
     def take_changes(self) -> None:
+        self._ring.check()
         with self._ring.watching:
             self._ring.take_changes()
         self._wake(_rings.CONGESTION)
@@ -577,6 +568,7 @@ class RingWatch(CongestionWatch):
 
     async def __anext__(self) -> CongestionEvent:
         queue, deadline = self._queue, _deadline(self._limit)
+        self._sock._ring.check()
         while True:
             if queue.items:
                 return queue.items.popleft()
@@ -613,6 +605,11 @@ def _joined(parts: list[Sequence[int]]) -> Sequence[int]:
 
 def _deadline(limit: float | None) -> float | None:
     return None if limit is None else time.monotonic() + limit
+
+
+def _introduced_by(limit: float | None) -> float | None:
+    """Until when a call waits for the daemon to look at a destination: also one that tries once."""
+    return _deadline(TRY_TIMEOUT if limit == 0.0 else limit)
 
 
 def _left(deadline: float | None) -> float | None:

@@ -208,10 +208,10 @@ class StreamSocket(Socket):
             core.inbox.withdraw_reply(where, reply)
 
     async def peek_size(self, timeout: Timeout = None) -> int | None:
-        inbox = self._core.inbox
+        inbox = self._open().inbox
         if (size := inbox.next_size()) is not None:
             return size
-        answer: int | None = await self._query(self._open().peek(), seconds(timeout))
+        answer: int | None = await self._query(self._core.peek(), seconds(timeout))
         here = inbox.next_size()  # what was on its way arrived before the answer
         return here if here is not None else answer
 
@@ -328,6 +328,8 @@ class StreamSocket(Socket):
 
     async def _query(self, query: Query, limit: float | None, grace: float = 0.0) -> Any:
         self._kick()
+        if limit == 0.0 and self._core.state is State.OPEN:  # asks once, and waits for the answer
+            limit = TRY_TIMEOUT
         try:
             return await self._wait(query.call, _deadline(None if limit is None else limit + grace))
         finally:
@@ -355,6 +357,7 @@ class StreamSocket(Socket):
         self, ready: Readiness, ahead: Ahead[T], take: Callable[[], list[T]], limit: float | None
     ) -> AsyncIterator[T]:
         while True:
+            self._guard.check()
             try:
                 item = ahead.pop()
             except IndexError:

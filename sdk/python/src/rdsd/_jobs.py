@@ -33,6 +33,8 @@ class SendJob:
     outstanding: bool = False  # a batch has no result yet
     posted: bool = False  # accepted by credit: the call is done
     errors: list[tuple[int, RdsError]] = field(default_factory=list)
+    #: Of a try: where a datagram found no room. None behind it overtakes it, in a later batch.
+    jammed: dict[Address, RdsError] = field(default_factory=dict)
 
     @property
     def tags(self) -> range:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import socket
+import weakref
 from collections import deque
 
 from ._errors import (
@@ -52,11 +54,24 @@ def unopened(error: OSError) -> RdsError:
     return error_from_errno(number, f"a socket to the daemon: {error.strerror}")
 
 
+#: What is open here. Also open in a forked child it would keep the port of a parent that is gone.
+_open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
 def new_socket() -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    _open.add(sock)
     sock.setblocking(False)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
     return sock
+
+
+def _leave_parent() -> None:
+    for sock in list(_open):
+        sock.close()  # and no shutdown: the parent goes on
+
+
+os.register_at_fork(after_in_child=_leave_parent)
 
 
 def try_connect(sock: socket.socket, path: str) -> bool:

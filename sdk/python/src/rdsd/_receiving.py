@@ -42,11 +42,6 @@ class Inbox:
         self.ahead = Ahead[Datagram]()  # read, as far as the window is concerned
         self.ready = Readiness()
 
-    @property
-    def awaited(self) -> bool:
-        """Somebody waits for a reply."""
-        return bool(self._replies)
-
     def __len__(self) -> int:
         return len(self.ahead.items) + len(self._unread)
 

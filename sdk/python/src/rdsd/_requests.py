@@ -154,13 +154,12 @@ class Requests:
                     self._changed.notify_all()
                 _close_aside(out)
 
-    def close(self) -> None:
-        """Ends all requests."""
+    def end(self) -> list[_sync_socket.Socket]:
+        """Ends all requests that have not left; the ports of the others, to be closed."""
         with self._lock:
             out = self._ports.close()
             self._changed.notify_all()
-        for sock in out:
-            sock.close()
+        return out
 
     def _acquire(
         self, me: object, dst: Address, deadline: float | None

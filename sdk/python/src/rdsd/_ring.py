@@ -14,7 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from . import _rings
+from . import _process, _rings
 from ._core import BindOptions
 from ._errors import BatchError, NotSupported, RdsError, error_from_errno, make
 from ._slots import Borrowed, Lease, Room
@@ -49,7 +49,7 @@ class Ring(_rings.Handle):
     """One socket of the library, with its outcomes and congestion events handed out."""
 
     def __init__(self) -> None:
-        self._pid = os.getpid()
+        self._pid = _process.pid
         self._decided: deque[Run] = deque()  # unread; taken from with _deciding
         self._deciding = threading.Lock()
         self.watchers = Watchers(0)  # guarded by watching
@@ -97,7 +97,12 @@ class Ring(_rings.Handle):
 
     @property
     def forked(self) -> bool:
-        return os.getpid() != self._pid
+        return _process.pid != self._pid
+
+    def check(self) -> None:
+        """Raises in a forked child, before it has what its parent has, or waits for a lock."""
+        if _process.pid != self._pid:
+            raise _forked(self)
 
     # -- congestion ----------------------------------------------------------------
 
@@ -126,6 +131,7 @@ class Ring(_rings.Handle):
 
     def next_outcome(self) -> Outcome | None:
         """One that is there."""
+        self.check()
         with self._deciding:
             if not self._decided:
                 self._outcomes(self._decided, None, False)

@@ -190,7 +190,7 @@ class Sender:
         self.credit.forget(congested)
         for part in batch.parts:
             if not part.job.finished and not batch.posted:
-                self._queue(part.job).appendleft(part.job)
+                self._put_back(part.job)
             part.job.settle()
         self._promote()
         return congested
@@ -243,6 +243,17 @@ class Sender:
 
     def _queue(self, job: SendJob) -> deque[SendJob]:
         return self._waiting if job.mode is Mode.WAIT and not job.posted else self._trying
+
+    def _put_back(self, job: SendJob) -> None:
+        """Queues a job again that has had its answer: before what was sent after it, and behind
+        what was sent before it, which may wait for longer."""
+        jobs = self._queue(job)
+        at = len(jobs)
+        if jobs and jobs[0].first_tag > job.first_tag:  # as in nearly every case
+            at = 0
+        while at and jobs[at - 1].first_tag > job.first_tag:
+            at -= 1
+        jobs.insert(at, job)
 
     # Whether a job may be posted, and when.
 
@@ -356,11 +367,17 @@ class Sender:
         """Refuses what cannot leave; whether nothing else is left of the job."""
         if job.deadline is not None and now >= job.deadline:
             job.refuse_rest(make(TimedOut))
-        while not job.finished and job.size > self._max_datagram:
-            text = f"{job.size} bytes: a datagram has at most {self._max_datagram}"
-            job.refuse(job.position, job.position + 1, make(TooLarge, text))
+        while not job.finished and (error := self._unsendable(job)) is not None:
+            job.refuse(job.position, job.position + 1, error)
             job.position += 1
         return job.finished
+
+    def _unsendable(self, job: SendJob) -> RdsError | None:
+        """Why the next datagram of a job cannot be sent."""
+        if job.size > self._max_datagram:
+            text = f"{job.size} bytes: a datagram has at most {self._max_datagram}"
+            return make(TooLarge, text)
+        return job.jammed.get(job.items[job.position][0])
 
     def _fits(self, size: int) -> bool:
         """Whether a batch of this size may leave now. A lone one always may."""
@@ -393,14 +410,15 @@ class Sender:
         whole = sum(sizes)
         if (  # all of it, in nearly every case
             whole <= limit
+            and not job.jammed
             and max(sizes) <= self._max_datagram
             and self._fits(whole)
             and not (waits and not self._fits_waiting(whole))
         ):
             return Batch([Part(job, job.position, len(sizes))], whole, waits, job.posted)
-        for _, payload in next_items:
+        for addr, payload in next_items:
             n = len(payload)
-            if n > self._max_datagram or (count and size + n > limit):
+            if n > self._max_datagram or (count and size + n > limit) or addr in job.jammed:
                 break
             if not self._fits(size + n) or (waits and not self._fits_waiting(size + n)):
                 break
@@ -490,6 +508,8 @@ class Sender:
             job.position = part.start
         else:
             job.refuse(part.start, part.start + part.count, error)
+            if isinstance(error, Congested | WouldBlock) and not job.finished:
+                job.jammed.update((addr, error) for addr, _ in part.items)
 
     def _lose(self, part: Part, error: RdsError) -> None:
         job = part.job

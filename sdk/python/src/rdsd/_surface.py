@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import cast
 
+from . import _process
 from ._core import BindOptions
 from ._errors import (
     BatchError,
@@ -187,15 +187,15 @@ class ForkGuard:
     __slots__ = ("_pid",)
 
     def __init__(self) -> None:
-        self._pid = os.getpid()
+        self._pid = _process.pid
 
     def check(self) -> None:
-        if os.getpid() != self._pid:
+        if _process.pid != self._pid:
             raise make(NotSupported, fork_text(self._pid))
 
     @property
     def forked(self) -> bool:
-        return os.getpid() != self._pid
+        return _process.pid != self._pid
 
 
 def destination(addr: AddressLike) -> Address:

@@ -24,6 +24,7 @@ from ._sync_socket import CongestionWatch, Socket
 from ._sync_stream import StreamSocket
 from ._sync_volumes import Volumes, VolumeWatch
 from ._target import Timeout, resolve_target, seconds
+from ._threads import side_by_side
 from ._types import AddressLike
 from .v1 import rdsd_pb2_grpc as rpc
 
@@ -166,8 +167,7 @@ class Client:
                 return
             self._closed = True
             sockets = list(self._sockets)
-        for sock in sockets:
-            sock.close()
+        side_by_side([sock.close for sock in sockets])
         self._channel.close()
 
     def __enter__(self) -> Client:

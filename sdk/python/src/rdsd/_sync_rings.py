@@ -13,6 +13,7 @@ from ._ring import Ring, RingRoom, lease
 from ._slots import Lease, Slot
 from ._sync_socket import CongestionWatch, Socket
 from ._target import Timeout, seconds
+from ._threads import side_by_side
 from ._types import (
     Address,
     AddressLike,
@@ -110,6 +111,7 @@ class RingSocket(Ring, Socket):
 
     def watch_congestion(self, timeout: Timeout = None) -> CongestionWatch:
         limit = seconds(timeout)
+        self.check()
         with self.watching:
             self.take_changes()
             return RingWatch(self, self.watchers.add(), limit)
@@ -126,9 +128,8 @@ class RingSocket(Ring, Socket):
 
     def close(self) -> None:
         self._closed = True
-        if not self.forked:
-            self._end_requests()
-        self.end()
+        # Whoever waits in a call hears of it before the daemon is waited for.
+        side_by_side([*([] if self.forked else self._end_requests()), self.end])
 
 
 class RingWatch(CongestionWatch):
@@ -143,6 +144,7 @@ class RingWatch(CongestionWatch):
 
     def __next__(self) -> CongestionEvent:
         sock, deadline, me = self._sock, _deadline(self._limit), object()
+        sock.check()
         while True:
             try:  # from here on: a KeyboardInterrupt may come between any two steps
                 if (event := self._take(deadline, me)) is not None:
@@ -193,6 +195,8 @@ class RingWatch(CongestionWatch):
 
     def close(self) -> None:
         sock = self._sock
+        if sock.forked:
+            return
         with sock.watching:
             sock.watchers.remove(self._queue)
             self._queue.items.clear()  # nobody reads them any more

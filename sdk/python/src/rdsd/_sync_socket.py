@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -190,9 +190,11 @@ class Socket(ABC):
     def peek_size(self, timeout: Timeout = None) -> int | None:
         """Bytes of the next datagram, None when none is there."""
 
-    def _end_requests(self) -> None:
-        if hasattr(self, "_requests"):  # a reply port has none
-            self._requests.close()
+    def _end_requests(self) -> list[Callable[[], None]]:
+        """What closes the ports of the requests, which are to be closed beside the socket."""
+        if not hasattr(self, "_requests"):  # a reply port has none
+            return []
+        return [port.close for port in self._requests.end()]
 
     # -- congestion ---------------------------------------------------------------
 

@@ -51,6 +51,7 @@ from ._sync_grpc import GrpcStream
 from ._sync_packets import PacketStream
 from ._sync_socket import CongestionWatch, Socket
 from ._target import Timeout, seconds
+from ._threads import side_by_side
 from ._types import (
     Address,
     AddressLike,
@@ -260,11 +261,14 @@ class StreamSocket(Socket):
     def close(self) -> None:
         if self._guard.forked:
             return
-        self._end_requests()
-        with self._lock:
+        with self._lock:  # whoever waits in a call hears of it before the daemon is waited for
             self._core.close()
             stream = self._stream
             self._kick()
+        side_by_side([*self._end_requests(), lambda: self._end_thread(stream)])
+
+    def _end_thread(self, stream: Stream | None) -> None:
+        """Waits until the stream has ended, which the daemon does."""
         if threading.current_thread() is self._thread:
             return
         self._thread.join(_CLOSE_WAIT)
@@ -361,9 +365,12 @@ class StreamSocket(Socket):
     def _query(
         self, ask: Callable[[SocketCore], Query], timeout: Timeout, grace: float = 0.0
     ) -> Any:
-        deadline = _deadline(seconds(timeout))
+        limit = seconds(timeout)
         with self._locked(), self._written as core:
             query = ask(core)
+            if limit == 0.0 and core.state is State.OPEN:  # asks once, and waits for the answer
+                limit = TRY_TIMEOUT
+        deadline = _deadline(limit)
         try:
             return self._wait(query.call, None if deadline is None else deadline + grace)
         finally:
@@ -391,6 +398,7 @@ class StreamSocket(Socket):
         self, ready: Readiness, ahead: Ahead[T], take: Callable[[], list[T]], limit: float | None
     ) -> Iterator[T]:
         while True:
+            self._guard.check()
             try:
                 item = ahead.pop()  # without the lock, which would cost as much as all the rest
             except IndexError:
@@ -490,6 +498,8 @@ class StreamWatch(CongestionWatch):
         return taken[0]
 
     def close(self) -> None:
+        if self._sock._guard.forked:
+            return
         with self._sock._locked(), self._sock._written as core:
             core.watchers.remove(self._queue)
             self._queue.items.clear()  # nobody reads them any more

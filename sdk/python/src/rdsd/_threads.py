@@ -1,11 +1,13 @@
-"""What blocks, for the front for asyncio: in a thread of its own each."""
+"""What blocks, in a thread of its own each: all that the front for asyncio asks, and what is
+closed side by side."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -35,3 +37,35 @@ def in_thread(question: Callable[[], T]) -> asyncio.Future[T]:
 
     threading.Thread(target=work, name="rdsd-ask", daemon=True).start()
     return answer
+
+
+_MOST = 64  # threads for one close
+
+
+def side_by_side(calls: Sequence[Callable[[], object]]) -> None:
+    """Makes these calls, here and in up to 63 threads; returns when all are through.
+
+    Each may wait for a daemon that hangs: together as many as there are threads wait no longer
+    than one.
+    """
+    rest = deque(calls)
+
+    def work() -> None:
+        while True:
+            try:
+                call = rest.popleft()
+            except IndexError:
+                return
+            call()
+
+    threads = []
+    for _ in range(min(len(calls), _MOST) - 1):
+        thread = threading.Thread(target=work, name="rdsd-close", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter is ending, or has too many
+            break
+        threads.append(thread)
+    work()
+    for thread in threads:
+        thread.join()

@@ -155,8 +155,7 @@ class Client:
         await asyncio.shield(self._ending)
 
     async def _end(self) -> None:
-        for sock in list(self._sockets):
-            await sock.close()
+        await asyncio.gather(*[sock.close() for sock in list(self._sockets)])
         if self._channel is not None:
             await self._channel.close()
 

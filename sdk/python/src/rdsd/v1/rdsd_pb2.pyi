@@ -991,7 +991,7 @@ class FlushResult(_message.Message):
     id: _builtins.int
     errno: _builtins.int
     in_flight: _builtins.int
-    """still undecided (with ETIMEDOUT)"""
+    """Still undecided (with ETIMEDOUT). Over rings a descriptor that the daemon has not taken counts as one."""
     def __init__(
         self,
         *,
@@ -1906,7 +1906,7 @@ class CongestedPort(_message.Message):
     local: _builtins.bool
     """the reader is on this node"""
     since_ns: _builtins.int
-    """how long it has been congested"""
+    """how long it has been congested; of another node's port that concerns no socket here at least so long: since that node last told a change"""
     queued_bytes: _builtins.int
     """in the receive queue; of another node, as its daemon says, if it is an rdsd"""
     reader_uid: _builtins.int

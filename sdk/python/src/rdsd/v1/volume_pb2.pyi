@@ -1219,6 +1219,7 @@ class VolumeResizeRequest(_message.Message):
     MAPPING_FIELD_NUMBER: _builtins.int
     EXPORT_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    GROW_ONLY_FIELD_NUMBER: _builtins.int
     mapping: _builtins.str
     """As in VolumeUnmapRequest: the size the other node says it has now is taken over."""
     export: _builtins.str
@@ -1227,16 +1228,19 @@ class VolumeResizeRequest(_message.Message):
     """0: of a mapping any, of an export what its store has (a block device that grew).
     A mapping is left as it is, with EINVAL, if the volume has another size.
     """
+    grow_only: _builtins.bool
+    """An export is left as it is, with EINVAL, if its store has more than that now."""
     def __init__(
         self,
         *,
         mapping: _builtins.str = ...,
         export: _builtins.str = ...,
         size_bytes: _builtins.int = ...,
+        grow_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["export", b"export", "mapping", b"mapping", "what", b"what"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["export", b"export", "mapping", b"mapping", "size_bytes", b"size_bytes", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["export", b"export", "grow_only", b"grow_only", "mapping", b"mapping", "size_bytes", b"size_bytes", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["mapping", "export"]  # noqa: Y015
     _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
