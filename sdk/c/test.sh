@@ -30,7 +30,7 @@ run() {
 	else
 		sed -n "s/^ok /ok $label /p; s/^FAIL /FAIL $label /p" "$work/out"
 		cat "$work/err" >&2
-		grep -q '^FAIL' "$work/out" || failed "$label $(sed -n 's/^ok //p' "$work/out" | tail -n 1): stopped after this one"
+		grep -q '^FAIL' "$work/out" || failed "$label $(sed -n 's/^# //p' "$work/out" | tail -n 1): stopped in it"
 		status=1
 	fi
 }

@@ -886,6 +886,7 @@ int run_tests(int argc, char **argv, const struct test *tests, size_t n)
 	for (size_t i = 0; i < n; i++) {
 		if (argc > 1 && !strstr(tests[i].name, argv[1]))
 			continue;
+		printf("# %s\n", tests[i].name); /* of one that does not end well this is all there is */
 		alarm(60); /* a test that hangs ends with SIGALRM */
 		tests[i].run();
 		alarm(0);

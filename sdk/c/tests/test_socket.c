@@ -1970,10 +1970,15 @@ static void *receive_lent(void *s)
 
 static void *arm_lent(void *s) { return (void *)(intptr_t)rdsd_arm(s, RDSD_READABLE | RDSD_BORROWED); }
 
-static void *pump(void *s)
+/* The end comes after the message that says so: the fake's thread may still poll the descriptor it has closed. */
+static void *pump_to_the_end(void *a)
 {
-	while (!rdsdi_pump(s))
+	rdsd_socket *s = a;
+
+	while (!atomic_load(&s->over)) {
+		rdsdi_pump(s);
 		nap(1);
+	}
 	return NULL;
 }
 
@@ -1998,7 +2003,7 @@ static void unread_at_the_end(void)
 		send_text(b, 1, "unread");
 		CHECK_IS(rdsd_flush(b, RDSD_SEC(5)), 0);
 		fake_dismiss(f, 1, ECONNRESET, "closed by an administrator");
-		CHECK(!pthread_create(&pumps, NULL, pump, a));
+		CHECK(!pthread_create(&pumps, NULL, pump_to_the_end, a));
 		while (!atomic_load(&a->over))
 			nap(1);
 		pthread_mutex_unlock(&r->mu);
