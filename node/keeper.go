@@ -8,6 +8,7 @@ import (
 	"runtime/debug"
 	"runtime/metrics"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -269,13 +270,37 @@ func (u goUse) needs() int64 {
 	return u.beside + heap + max(heap/100*3, 1<<20)
 }
 
+// samples are figures of Go's runtime that are read again and again: a read allocates nothing.
+type samples struct {
+	mu   sync.Mutex
+	list []metrics.Sample // guarded by mu
+}
+
+func newSamples(names ...string) *samples {
+	s := &samples{list: make([]metrics.Sample, len(names))}
+	for i, name := range names {
+		s.list[i].Name = name
+	}
+	return s
+}
+
+func (s *samples) read(to []int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	metrics.Read(s.list)
+	for i := range to {
+		to[i] = int64(s.list[i].Value.Uint64())
+	}
+}
+
+var goUseSamples = newSamples("/memory/classes/total:bytes", "/memory/classes/heap/released:bytes",
+	"/memory/classes/heap/free:bytes", "/memory/classes/heap/objects:bytes", "/gc/heap/live:bytes")
+
 func readGoUse() goUse {
-	s := []metrics.Sample{{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"},
-		{Name: "/memory/classes/heap/free:bytes"}, {Name: "/memory/classes/heap/objects:bytes"}, {Name: "/gc/heap/live:bytes"}}
-	metrics.Read(s)
-	of := func(i int) int64 { return int64(s[i].Value.Uint64()) }
-	all := of(0) - of(1)
-	return goUse{all: all, live: of(4), beside: max(all-of(2)-of(3), 0)}
+	var v [5]int64
+	goUseSamples.read(v[:])
+	all := v[0] - v[1]
+	return goUse{all: all, live: v[4], beside: max(all-v[2]-v[3], 0)}
 }
 
 // programPages is about what the program's own file takes.

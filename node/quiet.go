@@ -3,7 +3,6 @@ package node
 import (
 	"runtime"
 	"runtime/debug"
-	"runtime/metrics"
 	"time"
 )
 
@@ -54,9 +53,11 @@ func (q *quiet) look(now time.Time, trim func()) {
 	q.tidied(now, allocatedBytes(), readGoUse().all)
 }
 
+var allocatedSample = newSamples("/gc/heap/allocs:bytes")
+
 // allocatedBytes is what has been allocated since the start.
 func allocatedBytes() uint64 {
-	s := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
-	metrics.Read(s)
-	return s[0].Value.Uint64()
+	var v [1]int64
+	allocatedSample.read(v[:])
+	return uint64(v[0])
 }

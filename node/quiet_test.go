@@ -69,3 +69,13 @@ func TestTidied(t *testing.T) {
 		t.Errorf("Go had %d KiB of the process and has %d, with 32 MiB of garbage between, and what is kept was let go %d times", held>>10, now>>10, trims)
 	}
 }
+
+// TestKeepersFiguresAllocateNothing: they are read every second, for as long as the daemon runs.
+func TestKeepersFiguresAllocateNothing(t *testing.T) {
+	if n := testing.AllocsPerRun(100, func() { readGoUse(); allocatedBytes() }); n != 0 {
+		t.Errorf("%v objects a look", n)
+	}
+	if u := readGoUse(); u.all <= 0 || u.live < 0 || u.beside <= 0 || allocatedBytes() == 0 {
+		t.Errorf("%+v, and %d allocated", u, allocatedBytes())
+	}
+}

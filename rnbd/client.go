@@ -103,6 +103,7 @@ type Client struct {
 	rt  Carrier
 
 	volumes []*Volume // in the order they were mapped
+	ticked  []*Volume // room of Tick's
 
 	// The present generation of the session.
 	//
@@ -259,9 +260,11 @@ func (c *Client) Tick(now time.Duration) (next time.Duration) {
 		c.sessInfoAt = 0
 		c.sendSessInfo(now)
 	}
-	for _, v := range slices.Clone(c.volumes) {
+	c.ticked = append(c.ticked[:0], c.volumes...) // a volume may go meanwhile
+	for _, v := range c.ticked {
 		v.tick(now)
 	}
+	clear(c.ticked)
 	c.tryResume(now)
 	c.restart(now)
 	return c.Next()

@@ -409,8 +409,7 @@ type Usage struct {
 }
 
 // Kinds returns the usage of each kind.
-func (n *Node) Kinds() []Usage {
-	l := make([]Usage, NumKinds)
+func (n *Node) Kinds() (l [NumKinds]Usage) {
 	for k := range l {
 		g := &n.kinds[k]
 		l[k] = Usage{Kind(k), g.used.Load(), n.partOf(Kind(k)), g.refused.Load()}

@@ -4,6 +4,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/node/base"
 )
 
@@ -43,17 +44,24 @@ func (d *datedRefusals) date(list []base.Budget, now time.Time) {
 	}
 }
 
-// memoryBudgets is what the node's memory is held for.
-func (f *Front) memoryBudgets(now time.Time) []base.Budget {
-	b := f.deps.Budget
-	l := []base.Budget{
-		{Name: "memory_sending", Used: uint64(max(b.Sending(), 0)), Limit: uint64(b.Limit - b.Limit/4), Refused: b.RefusedSending()},
-		{Name: "memory_received", Used: uint64(max(b.Held(), 0)), Limit: uint64(b.Limit), Refused: b.RefusedHeld()},
+// memoryNames are the names of the budgets of each kind.
+var memoryNames = func() (l [quota.NumKinds]string) {
+	for k := range l {
+		l[k] = "memory_" + quota.Kind(k).String()
 	}
-	for _, u := range f.deps.Memory.Kinds() {
-		l = append(l, base.Budget{Name: "memory_" + u.Kind.String(), Used: uint64(max(u.Used, 0)), Limit: uint64(u.Limit), Refused: u.Refused})
+	return l
+}()
+
+// memoryBudgets appends what the node's memory is held for.
+func (f *Front) memoryBudgets(l []base.Budget, now time.Time) []base.Budget {
+	b, n := f.deps.Budget, len(l)
+	l = append(l,
+		base.Budget{Name: "memory_sending", Used: uint64(max(b.Sending(), 0)), Limit: uint64(b.Limit - b.Limit/4), Refused: b.RefusedSending()},
+		base.Budget{Name: "memory_received", Used: uint64(max(b.Held(), 0)), Limit: uint64(b.Limit), Refused: b.RefusedHeld()})
+	for k, u := range f.deps.Memory.Kinds() {
+		l = append(l, base.Budget{Name: memoryNames[k], Used: uint64(max(u.Used, 0)), Limit: uint64(u.Limit), Refused: u.Refused})
 	}
-	f.refusedAt.date(l, now)
+	f.refusedAt.date(l[n:], now)
 	return l
 }
 
@@ -73,7 +81,7 @@ func (f *Front) memoryHolders() []base.Budget {
 func (f *Front) snapshot(s *snapshot) {
 	f.deps.Read(&s.Snapshot)
 	s.Budgets = append(s.Budgets, f.deps.Clients.Budget(), f.deps.Users.Budget(), f.deps.FDs.Budget())
-	s.Budgets = append(s.Budgets, f.memoryBudgets(time.Now())...)
+	s.Budgets = f.memoryBudgets(s.Budgets, time.Now())
 	s.holders = f.memoryHolders()
 	s.Budgets = append(s.Budgets, f.volumeBudgets()...)
 	s.rings, s.ringB = f.deps.Clients.Memory()

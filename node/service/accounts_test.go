@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/node/base"
+	"github.com/rdsd/rdsd/node/config"
 )
 
 // TestDatedRefusals: a refusal is as old as the first look that found it, whatever is asked in between.
@@ -21,5 +22,15 @@ func TestDatedRefusals(t *testing.T) {
 		if list[0].RefusedAgo != 0 || list[1].RefusedAgo != c.ago {
 			t.Errorf("%d: %v and %v ago, want %v", i, list[0].RefusedAgo, list[1].RefusedAgo, c.ago)
 		}
+	}
+}
+
+// TestSweepAllocatesNothing: it comes every second, for as long as the daemon runs.
+func TestSweepAllocatesNothing(t *testing.T) {
+	w := startWorld(t, func(*config.Config) {})
+	now := time.Now()
+	w.services.Sweep(now)
+	if n := testing.AllocsPerRun(100, func() { w.services.Sweep(now) }); n != 0 {
+		t.Errorf("%v objects a sweep", n)
 	}
 }
