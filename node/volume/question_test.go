@@ -2,6 +2,7 @@ package volume
 
 import (
 	"context"
+	"errors"
 	"syscall"
 	"testing"
 	"time"
@@ -77,7 +78,10 @@ func TestQuestionsEndNoReader(t *testing.T) {
 	}
 	_, err := client.h.RemoteInfo(ctx, ask)
 	is(t, "the reader's", err, syscall.EBUSY, m.ID)
-	_, err = client.h.RemoteInfo(ctx, MapSpec{Node: ask.Node, Name: "written", Session: "another"})
+	eventually(t, "no attempt of the mapping's own is under way", func() bool {
+		_, err = client.h.RemoteInfo(ctx, MapSpec{Node: ask.Node, Name: "written", Session: "another"})
+		return !errors.Is(err, syscall.EBUSY)
+	})
 	is(t, "the writer's", err, syscall.ENOENT, "")
 	mustExport(t, server.h, file(t, "disk", 1<<20))
 	if i := back(t, client, m.ID); i.State != StateClosed {
