@@ -22,6 +22,7 @@ type model struct {
 	o           Options
 	look        look
 	now, before *Shot
+	shown       arranged
 	width       int
 	height      int
 	asking      bool // a goroutine of bubbletea asks the source
@@ -181,9 +182,9 @@ func (m *model) typed(name, text string) {
 
 // move chooses another row.
 func (m *model) move(by int) {
-	_, keys, at := screen(&m.look, m.now, m.before, m.width, m.height)
-	if len(keys) > 0 {
-		m.look.row = keys[min(max(at+by, 0), len(keys)-1)]
+	_, at := screen(&m.shown, &m.look, m.now, m.before, m.width, m.height)
+	if rows := m.shown.rows; len(rows) > 0 {
+		m.look.row = rows[min(max(at+by, 0), len(rows)-1)].key
 	}
 }
 
@@ -204,7 +205,7 @@ var styles = map[style]lipgloss.Style{
 
 // View implements tea.Model.
 func (m *model) View() tea.View {
-	lines, _, _ := screen(&m.look, m.now, m.before, m.width, m.height)
+	lines, _ := screen(&m.shown, &m.look, m.now, m.before, m.width, m.height)
 	out := make([]string, len(lines))
 	for i, l := range lines {
 		out[i] = l.text

@@ -2,6 +2,7 @@ package top
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/charmbracelet/x/ansi"
@@ -53,30 +54,52 @@ func newLook() look {
 // fixed are the lines that are not rows: title, tabs, headings, hints.
 const fixed = 4
 
-// screen puts a shot on width columns and height lines. It returns the rows there are to
-// choose from, in their order, and which one is chosen.
-func screen(l *look, now, before *Shot, width, height int) (lines []line, keys []string, at int) {
+// arrangement is what a table depends on.
+type arrangement struct {
+	now, before *Shot
+	view        View
+	filter      string
+	column      int
+	reversed    bool
+}
+
+// arranged is a table as it is shown, kept until a shot comes or somebody wants another one: to make that of
+// thousands of sockets takes longer than to press a key.
+type arranged struct {
+	table
+	of   arrangement
+	wide []int // its columns
+}
+
+// take makes the table, unless it is the one that is there.
+func (a *arranged) take(l *look, now, before *Shot) {
+	of := arrangement{now, before, l.view, l.filter, l.column[l.view], l.reversed[l.view]}
+	if a.of == of {
+		return
+	}
+	a.of, a.table = of, tableOf(l.view, now, before)
+	a.keep(l.filter)
+	a.sort(of.column, of.reversed)
+	a.wide = a.widths()
+}
+
+// screen puts a shot on width columns and height lines. It returns which row of t is chosen.
+func screen(t *arranged, l *look, now, before *Shot, width, height int) (lines []line, at int) {
 	if now == nil {
-		return fit([]line{{"rdsd top: waiting for the daemon", title}, {problem(l), bad}}, width), nil, 0
+		return fit([]line{{"rdsd top: waiting for the daemon", title}, {problem(l), bad}}, width), 0
 	}
-	t := tableOf(l.view, now, before)
-	t.keep(l.filter)
-	t.sort(l.column[l.view], l.reversed[l.view])
-	for i, r := range t.rows {
-		keys = append(keys, r.key)
-		if r.key == l.row {
-			at = i
-		}
-	}
+	t.take(l, now, before)
+	at = max(slices.IndexFunc(t.rows, func(r row) bool { return r.key == l.row }), 0)
 	lines = append(lines, titleLine(now), line{tabsText(l.view, now), tabs})
 	room := max(height-fixed, 0)
 	if l.detail && len(t.rows) > 0 {
 		lines = append(lines, line{"", heading})
-		for _, d := range t.rows[at].detail[:min(len(t.rows[at].detail), room)] {
+		detail := t.rows[at].detail()
+		for _, d := range detail[:min(len(detail), room)] {
 			lines = append(lines, line{d, normal})
 		}
 	} else {
-		lines = append(lines, body(l, &t, at, room)...)
+		lines = append(lines, body(l, t, at, room)...)
 	}
 	for len(lines) < height-1 {
 		lines = append(lines, line{})
@@ -84,13 +107,12 @@ func screen(l *look, now, before *Shot, width, height int) (lines []line, keys [
 	if len(lines) > height-1 {
 		lines = lines[:max(height-1, 0)]
 	}
-	return fit(append(lines, hintLine(l, &t, at)), width), keys, at
+	return fit(append(lines, hintLine(l, &t.table, at)), width), at
 }
 
 // body are the headings and the rows that there is room for, the chosen one among them.
-func body(l *look, t *table, at, room int) []line {
-	widths := t.widths()
-	lines := []line{{t.head(widths, l), heading}}
+func body(l *look, t *arranged, at, room int) []line {
+	lines := []line{{t.head(t.wide, l), heading}}
 	from := 0
 	if room > 0 && at >= room {
 		from = min(at-room/2, max(len(t.rows)-room, 0))
@@ -100,7 +122,7 @@ func body(l *look, t *table, at, room int) []line {
 		if i == at {
 			s = chosen
 		}
-		lines = append(lines, line{t.text(t.rows[i], widths), s})
+		lines = append(lines, line{t.text(t.rows[i], t.wide), s})
 	}
 	if len(t.rows) == 0 {
 		empty := t.empty

@@ -59,9 +59,10 @@ func TestEveryScreen(t *testing.T) {
 				l := newLook()
 				l.view = v
 				change(&l)
+				var shown arranged
 				for width := range 60 {
 					for _, height := range []int{0, 1, 2, 3, 4, 5, 8, 40} {
-						lines, _, _ := screen(&l, s, nil, width, height)
+						lines, _ := screen(&shown, &l, s, nil, width, height)
 						if s != nil && len(lines) != max(height, 1) {
 							t.Fatalf("%d lines of %d", len(lines), height)
 						}
@@ -103,5 +104,56 @@ func TestSort(t *testing.T) {
 		if got, ok := ViewNamed(ViewNames[v]); !ok || got != v {
 			t.Errorf("%s is %v", ViewNames[v], got)
 		}
+	}
+}
+
+// TestArranged: a table is made once, and anew when it would be another one.
+func TestArranged(t *testing.T) {
+	first, second := shot(time.Unix(1, 0), 0, 0), shot(time.Unix(2, 0), 1000, 10)
+	l := newLook()
+	var a arranged
+	now, before := first, (*Shot)(nil)
+	for _, c := range []struct {
+		what   string
+		change func()
+	}{
+		{"at first", func() {}}, {"another shot", func() { now, before = second, first }}, {"the one before", func() { before = second }},
+		{"another view", func() { l.view = Problems }}, {"a column", func() { l.column[Problems] = 1 }},
+		{"reversed", func() { l.reversed[Problems] = true }}, {"a filter", func() { l.filter = "error" }},
+	} {
+		c.change()
+		was := a.rows
+		a.take(&l, now, before)
+		want := tableOf(l.view, now, before)
+		want.keep(l.filter)
+		want.sort(l.column[l.view], l.reversed[l.view])
+		if len(a.rows) == 0 || len(was) > 0 && &was[0] == &a.rows[0] {
+			t.Errorf("%s: %d rows, those from before", c.what, len(a.rows))
+		}
+		if got, want := fmt.Sprint(cells(a.rows)), fmt.Sprint(cells(want.rows)); got != want {
+			t.Errorf("%s: %s; want %s", c.what, got, want)
+		}
+		same := &a.rows[0]
+		l.detail, l.row, l.typing, l.paused = !l.detail, "elsewhere", !l.typing, !l.paused
+		if a.take(&l, now, before); &a.rows[0] != same {
+			t.Errorf("%s: the table was made again", c.what)
+		}
+	}
+}
+
+func cells(rows []row) (list [][]cell) {
+	for _, r := range rows {
+		list = append(list, r.cells)
+	}
+	return list
+}
+
+func BenchmarkScreen(b *testing.B) {
+	s := &Shot{At: time.Unix(1, 0), Status: &rdsd.Status{}, Sockets: make([]rdsd.SocketInfo, 5000)}
+	l := newLook()
+	l.view, l.column[Sockets] = Sockets, 7
+	var a arranged
+	for b.Loop() {
+		screen(&a, &l, s, nil, 160, 40)
 	}
 }

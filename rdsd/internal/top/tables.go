@@ -53,8 +53,11 @@ type cell struct {
 type row struct {
 	key    string // of the same thing in the next shot
 	cells  []cell
-	detail []string // lines of the screen for it alone
+	detail func() []string // lines of the screen for it alone
 }
+
+// as is the detail of a row that has it at hand; of thousands of rows one is shown.
+func as(detail []string) func() []string { return func() []string { return detail } }
 
 // table is a view of a shot.
 type table struct {
@@ -143,7 +146,7 @@ func peerTable(now, before *Shot) table {
 			text(p.Remote.String()), text(string(p.State)), text(string(p.Kind)), {text: fmt.Sprintf("%d/%d", up, len(p.Paths)), order: float64(up)},
 			lasted(p.RTT), rate(growth(now, before, sent, oldSent, known)), rate(growth(now, before, received, oldReceived, known)),
 			number(p.Queued), number(p.Unacked), number(p.Held), number(p.CongestedPorts), text(p.LastError),
-		}, detail: peerDetail(p)})
+		}, detail: func() []string { return peerDetail(p) }})
 	}
 	return t
 }
@@ -188,17 +191,21 @@ func socketTable(now, before *Shot) table {
 			text(s.Local.String()), number(s.PID), text(s.Program), number(s.UID), text(s.Label),
 			perSecond(growth(now, before, s.Accepted, o.Accepted, known)), perSecond(growth(now, before, s.Received, o.Received, known)),
 			number(s.RecvQueued), bytes(s.RecvQueuedBytes), number(s.InFlight), number(s.WaitingSends), text(congested),
-		}, detail: []string{
-			plain.Text(fmt.Sprintf("socket %s %q: pid %d (%s), uid %d", s.Local, s.Label, s.PID, s.Program, s.UID)),
-			fmt.Sprintf("sent: %d accepted = %d delivered + %d cancelled + %d failed + %d unknown + %d in flight; %d calls wait", s.Accepted, s.Delivered, s.Cancelled,
-				s.Failed, s.Unknown, s.InFlight, s.WaitingSends),
-			fmt.Sprintf("send buffer: %s of %s", plain.Bytes(float64(s.SendQueuedBytes)), plain.Bytes(float64(s.SendBufferBytes))),
-			fmt.Sprintf("receive buffer: %s of %s (at most %s), %d datagrams unread, %d read", plain.Bytes(float64(s.RecvQueuedBytes)), plain.Bytes(float64(s.RecvBufferBytes)),
-				plain.Bytes(float64(s.RecvHardLimitBytes)), s.RecvQueued, s.Received),
-			fmt.Sprintf("rings: %s of %s", plain.Bytes(float64(s.RingBytes)), plain.Bytes(float64(s.RingMaxBytes))),
-		}})
+		}, detail: func() []string { return socketDetail(s) }})
 	}
 	return t
+}
+
+func socketDetail(s *rdsd.SocketInfo) []string {
+	return []string{
+		plain.Text(fmt.Sprintf("socket %s %q: pid %d (%s), uid %d", s.Local, s.Label, s.PID, s.Program, s.UID)),
+		fmt.Sprintf("sent: %d accepted = %d delivered + %d cancelled + %d failed + %d unknown + %d in flight; %d calls wait", s.Accepted, s.Delivered, s.Cancelled,
+			s.Failed, s.Unknown, s.InFlight, s.WaitingSends),
+		fmt.Sprintf("send buffer: %s of %s", plain.Bytes(float64(s.SendQueuedBytes)), plain.Bytes(float64(s.SendBufferBytes))),
+		fmt.Sprintf("receive buffer: %s of %s (at most %s), %d datagrams unread, %d read", plain.Bytes(float64(s.RecvQueuedBytes)), plain.Bytes(float64(s.RecvBufferBytes)),
+			plain.Bytes(float64(s.RecvHardLimitBytes)), s.RecvQueued, s.Received),
+		fmt.Sprintf("rings: %s of %s", plain.Bytes(float64(s.RingBytes)), plain.Bytes(float64(s.RingMaxBytes))),
+	}
 }
 
 func congestionTable(now *Shot) table {
@@ -223,7 +230,7 @@ func congestionTable(now *Shot) table {
 		}
 		t.rows = append(t.rows, row{key: p.Endpoint.String(), cells: []cell{
 			text(p.Endpoint.String()), text(where), lasted(p.CongestedFor), bytes(p.QueuedBytes), text(reader), number(p.WaitingSenders), number(p.Blocked), text(by),
-		}, detail: detail})
+		}, detail: as(detail)})
 	}
 	return t
 }
@@ -251,16 +258,16 @@ func volumeTable(now *Shot) table {
 		t.rows = append(t.rows, row{key: "mapping " + m.ID, cells: []cell{
 			text(m.Node + ":" + m.Name), text("mapping"), text(string(m.State)), lasted(m.StateFor), size(m.Info), {text: fmt.Sprintf("%d/%d", m.PathsUp, m.PathCount), order: float64(m.PathsUp)},
 			number(m.Users), number(inFlight), number(failed), text(m.Device), text(m.LastError),
-		}, detail: append([]string{
+		}, detail: as(append([]string{
 			plain.Text(fmt.Sprintf("mapping %s of %s:%s is %s for %s: %s", m.ID, m.Node, m.Name, m.State, plain.Duration(m.StateFor), cmp.Or(m.Device, "no device yet"))),
 			plain.Text(fmt.Sprintf("session %s, policy %s, %d of %d paths up, %d requests wait; %s", m.Session, m.Policy, m.PathsUp, m.PathCount, m.Waiting, m.LastError)), "",
-		}, detail...)})
+		}, detail...))})
 	}
 	for _, x := range now.Exports {
 		detail, inFlight, failed := operations(x.Ops)
 		t.rows = append(t.rows, row{key: "export " + x.Name, cells: []cell{
 			text(x.Name), text("export"), text(string(x.State)), lasted(x.StateFor), size(x.Info), text("-"), number(len(x.Users)), number(inFlight), number(failed), text(x.Path), text(x.Error),
-		}, detail: append([]string{plain.Text(fmt.Sprintf("export %s is %s for %s: %s %s", x.Name, x.State, plain.Duration(x.StateFor), x.Path, x.Error)), ""}, detail...)})
+		}, detail: as(append([]string{plain.Text(fmt.Sprintf("export %s is %s for %s: %s %s", x.Name, x.State, plain.Duration(x.StateFor), x.Path, x.Error)), ""}, detail...))})
 	}
 	return t
 }
@@ -272,7 +279,7 @@ func problemTable(now *Shot) table {
 		severity := text(string(p.Severity))
 		severity.words, severity.order = "", rank[p.Severity]
 		t.rows = append(t.rows, row{key: fmt.Sprint(p.Code, p.Subject, i), cells: []cell{severity, text(p.Code), text(p.Subject), lasted(p.Since), text(p.Text)},
-			detail: []string{plain.Text(fmt.Sprintf("%s: %s: %s", p.Severity, p.Code, p.Subject)), "", plain.Text(p.Text), "", "to do: " + plain.Text(p.Remedy)}})
+			detail: as([]string{plain.Text(fmt.Sprintf("%s: %s: %s", p.Severity, p.Code, p.Subject)), "", plain.Text(p.Text), "", "to do: " + plain.Text(p.Remedy)})})
 	}
 	return t
 }
