@@ -166,9 +166,23 @@ func (d *daemon) showLog() {
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		d.t.Log(err)
 	}
-	if most := 12 << 10; len(b) > most {
+	most := 12 << 10
+	tail := lastLines(b, most)
+	// Of what came before, what is not about a hostile peer, which fills logs.
+	var others []byte
+	for line := range bytes.Lines(b[:len(b)-len(tail)]) {
+		if !bytes.Contains(line, []byte("raider")) {
+			others = append(others, line...)
+		}
+	}
+	d.t.Logf("log of the %s:\n%s%s", d.name, lastLines(others, most), tail)
+}
+
+// lastLines is the end of a log, whole lines.
+func lastLines(b []byte, most int) []byte {
+	if len(b) > most {
 		b = b[len(b)-most:]
 		b = b[bytes.IndexByte(b, '\n')+1:]
 	}
-	d.t.Logf("log of the %s:\n%s", d.name, b)
+	return b
 }
