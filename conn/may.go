@@ -55,6 +55,12 @@ func (c *Conn) may() *may {
 // link, for rules change.
 func (c *Conn) allow() { c.kernels = c.com.AllowKernel(c.remote) }
 
+// MayBeKernel reports whether the peer is a kernel, or has not shown yet what it is and came when a
+// kernel was allowed: its link is one that a kernel may have.
+func (c *Conn) MayBeKernel() bool {
+	return c.kind.kernel() || c.kind == KindUnknown && c.kernels
+}
+
 var errUnidentified = errors.New("it sends before it has identified itself, as only a kernel would, and kernel peers are not allowed at this address")
 
 // takes reports whether the peer may send frames of a kind. A handshake shows what kind of

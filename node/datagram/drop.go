@@ -49,8 +49,7 @@ func (h *Local) dropRefused() (dropped int) {
 	var gone []*laneLink
 	var others []linkEnds
 	for _, pe := range e.Peers() {
-		kernel := pe.Conn().Kind() == conn.KindKernel || pe.Conn().Kind() == conn.KindKernelLegacy
-		refused := !h.all.engineConfig.AllowPeer(pe.Addr()) || kernel && !h.all.engineConfig.AllowKernel(pe.Addr())
+		refused := !h.all.engineConfig.AllowPeer(pe.Addr()) || pe.Conn().MayBeKernel() && !h.all.engineConfig.AllowKernel(pe.Addr())
 		pe.Conn().EachLane(func(p *conn.Lane) {
 			for _, k := range h.laneOf(p).links {
 				if refused {

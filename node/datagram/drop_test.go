@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/node/config"
@@ -97,6 +98,38 @@ func TestDropParkedUser(t *testing.T) {
 		t.Errorf("a stranger's link that waits was started %d times and closed %v", n, c)
 	}
 	first.end(io.EOF)
+}
+
+// TestDropUnidentified: a peer that has not said yet what it is, on a link that a kernel was allowed
+// on, is not let in as one by a rule that is over. Where no kernel was allowed the link stays: it can
+// be an rdsd's alone.
+func TestDropUnidentified(t *testing.T) {
+	rules := func(s *seam, kernel bool) {
+		next := *s.a.deps.Conf()
+		next.Peers = []config.PeerRule{{Address: config.Prefix{Prefix: netip.MustParsePrefix("203.0.113.0/29")}, Kernel: kernel}}
+		s.a.deps.SetConf(&next)
+	}
+	s := newSeam(t, func(c *rds.Config) { c.Conn.ProbeTimeout = time.Hour })
+	l := s.accepted(seamLower)
+	rules(s, false)
+	if n := s.a.DropRefused(); n != 1 {
+		t.Errorf("%d links were dropped, want 1", n)
+	}
+	if err := l.bring(t, kernelShake(1)...); err != nil {
+		t.Log(err)
+	}
+	if st := s.info(seamLower).State; st == conn.Up {
+		t.Error("a kernel has a link, and no rule allows it any more")
+	}
+	s.until("the link has ended", func() bool {
+		_, _, c, _ := l.state()
+		return len(c) > 0 && s.info(seamLower).State != conn.Disconnecting
+	})
+
+	s.accepted(seamLower)
+	if n := s.a.DropRefused(); n != 0 {
+		t.Errorf("%d links were dropped on which no kernel was allowed", n)
+	}
 }
 
 // TestDropUnderWay: a link that is being made or judged while the rules change is of those that
