@@ -50,6 +50,12 @@ func (p *Lane) tick(now time.Duration) time.Duration {
 	if p.retryAt <= now {
 		switch p.state {
 		case Connecting:
+			if p.c.active && now < p.c.grace {
+				// This process stood still. The shell is about to tell what became of the attempt, and on a
+				// link that was made meanwhile a kernel has sent what it forgets (Drop).
+				p.retryAt = p.c.grace
+				break
+			}
 			if !p.c.active {
 				p.blame(now, errPoke)
 				p.tryErr = true

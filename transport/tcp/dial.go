@@ -62,6 +62,8 @@ type Provider struct {
 
 	loops []*loop
 	next  atomic.Uint32 // whose turn it is
+
+	connecting func() // called, if it is not nil, before a socket connects; for tests
 }
 
 var _ transport.Provider = (*Provider)(nil)
@@ -94,10 +96,9 @@ func (p *Provider) Dial(ctx context.Context, local, remote netip.AddrPort, lane 
 	var lastErr error
 	for range tries {
 		port := portFrom + rand.IntN((portTo-portFrom)/wire.MaxLanes)*wire.MaxLanes + lane
-		d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(local.Addr(), uint16(port))), KeepAlive: -1, Control: p.control(true)}
-		c, err := d.DialContext(ctx, "tcp", remote.String())
+		c, err := p.connect(ctx, netip.AddrPortFrom(local.Addr(), uint16(port)), remote)
 		if err == nil {
-			l, err := newLink(p.loop(), c.(*net.TCPConn), p.BufferBytes)
+			l, err := newLink(p.loop(), c, p.BufferBytes)
 			if err != nil {
 				return nil, err // not a nil *Link in the interface
 			}
@@ -109,6 +110,44 @@ func (p *Provider) Dial(ctx context.Context, local, remote netip.AddrPort, lane 
 		}
 	}
 	return nil, lastErr
+}
+
+// connect makes one connection. One that stands is taken also if ctx has ended: this process may have
+// stood still until then, or the peer have answered in the last moment. A kernel sends on it what it
+// has, and forgets what our TCP acknowledges, but net.Dialer closes it. So the socket has a second
+// descriptor here, of which the Dialer does not know.
+func (p *Provider) connect(ctx context.Context, local, remote netip.AddrPort) (*net.TCPConn, error) {
+	second := -1
+	prepare := p.control(true)
+	d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(local), KeepAlive: -1, Control: func(network, to string, raw syscall.RawConn) error {
+		_ = raw.Control(func(fd uintptr) {
+			// Where there is no descriptor for it, a late connection is closed.
+			if n, err := unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0); err == nil {
+				second = n
+			}
+		})
+		return prepare(network, to, raw)
+	}}
+	c, err := d.DialContext(ctx, "tcp", remote.String())
+	if second < 0 {
+		if err != nil {
+			return nil, err
+		}
+		return c.(*net.TCPConn), nil
+	}
+	f := os.NewFile(uintptr(second), "connection")
+	defer f.Close()
+	if err == nil {
+		return c.(*net.TCPConn), nil
+	}
+	if _, none := unix.Getpeername(second); none != nil {
+		return nil, err
+	}
+	late, lost := net.FileConn(f)
+	if lost != nil {
+		return nil, err
+	}
+	return late.(*net.TCPConn), nil
 }
 
 // control prepares a socket that will connect or listen; accepted ones inherit the
@@ -123,6 +162,9 @@ func (p *Provider) control(reuse bool) func(_, _ string, raw syscall.RawConn) er
 			}
 			if reuse {
 				err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+				if p.connecting != nil {
+					p.connecting()
+				}
 			}
 		}); e != nil {
 			return e
