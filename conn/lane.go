@@ -582,6 +582,8 @@ func (p *Lane) takeBack(now time.Duration) {
 		p.sweepAt = now + p.c.cfg.DeadAfter
 		p.c.rearm(p.sweepAt)
 	}
+	// What the lanes become more for may have been the handshake of this link alone.
+	p.c.tryGrow(now)
 }
 
 // dropControl throws away control messages that belong to one link only.
