@@ -200,3 +200,37 @@ func TestRefusedHearsOnce(t *testing.T) {
 		}
 	}
 }
+
+// TestPortThatClearsForAMoment: a port that clears and is congested again within one step is not kept for
+// the socket that heard of that and asks no more; one that refuses somebody in between is.
+func TestPortThatClearsForAMoment(t *testing.T) {
+	for _, again := range []bool{false, true} {
+		w := newPair(t)
+		s, _ := w.a.Bind(0, SocketOptions{})
+		s.SetMonitor(Monitor{Clear: true})
+		dst := netip.AddrPortFrom(w.b.Local(), 4000)
+		turn(t, w, dst, true)
+		if err := s.Send(w.now, dst, nil, 1, Quiet); err == nil {
+			t.Fatal("not refused")
+		}
+		pe := w.a.Known(dst.Addr())
+		if len(pe.ports) != 1 {
+			t.Fatalf("%d ports are kept", len(pe.ports))
+		}
+		pe.CongestionDelta(w.now, wire.PortState{Port: dst.Port()})
+		pe.CongestionDelta(w.now, wire.PortState{Port: dst.Port(), Congested: true})
+		if again {
+			if err := s.Send(w.now, dst, nil, 1, Quiet); err == nil {
+				t.Fatal("not refused")
+			}
+		}
+		w.a.End()
+		if n := len(pe.ports); n > 0 != again {
+			t.Errorf("refused again %v: %d ports are kept", again, n)
+		}
+		if again && (pe.blockedPorts != 1 || s.refused != 1) {
+			t.Errorf("%d ports are told as blocked, and %d destinations are remembered", pe.blockedPorts, s.refused)
+		}
+		pe.holds(t)
+	}
+}

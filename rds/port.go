@@ -297,7 +297,15 @@ func (pe *Peer) unawait(f *flow) {
 // wake lets every flow that waits for port try again.
 func (pe *Peer) wake(port uint16) {
 	pp := pe.ports[port]
-	if pp == nil || pe.Congested(port) {
+	if pp == nil {
+		return
+	}
+	if pe.Congested(port) {
+		// It was clear for a moment of this step, and who heard of that may have been the last whom it
+		// concerned; but a send may have been refused since.
+		if pp.blocked == 0 {
+			pe.tidy(port)
+		}
 		return
 	}
 	pp.waiters.each(byWaiting, func(f *flow) {
