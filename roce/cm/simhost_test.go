@@ -466,6 +466,7 @@ func (h *simHost) check() {
 	}
 	type peer struct {
 		addr netip.Addr
+		guid uint64
 		qpn  uint32
 	}
 	asked, by, peers := 0, map[netip.Addr]int{}, map[peer]*simApp{}
@@ -488,7 +489,7 @@ func (h *simHost) check() {
 			by[sourceOf(c.Remote().Addr())]++
 		}
 		if st := c.State(); st >= ReqRcvd && st <= Established {
-			k := peer{c.Remote().Addr(), c.Peer().QPN}
+			k := peer{c.Remote().Addr(), c.guid, c.Peer().QPN}
 			if b := peers[k]; b != nil {
 				s.fail("%v and %v are with one queue pair", a, b)
 			}
