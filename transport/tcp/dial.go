@@ -129,20 +129,21 @@ func (p *Provider) connect(ctx context.Context, local, remote netip.AddrPort) (*
 		return prepare(network, to, raw)
 	}}
 	c, err := d.DialContext(ctx, "tcp", remote.String())
-	if second < 0 {
-		if err != nil {
-			return nil, err
+	if err == nil {
+		if second >= 0 {
+			unix.Close(second)
 		}
 		return c.(*net.TCPConn), nil
 	}
-	f := os.NewFile(uintptr(second), "connection")
-	defer f.Close()
-	if err == nil {
-		return c.(*net.TCPConn), nil
-	}
-	if _, none := unix.Getpeername(second); none != nil {
+	if second < 0 {
 		return nil, err
 	}
+	if _, none := unix.Getpeername(second); none != nil {
+		unix.Close(second)
+		return nil, err
+	}
+	f := os.NewFile(uintptr(second), "connection")
+	defer f.Close()
 	late, lost := net.FileConn(f)
 	if lost != nil {
 		return nil, err
