@@ -370,7 +370,7 @@ func (p *Lane) start(now time.Duration) {
 		q.want(now)
 		p.retryAt = now + p.c.cfg.ReconnectMin
 	} else if p.c.active {
-		p.retryAt = now + p.c.cfg.DialTimeout + time.Second // the shell reports earlier; this is the last resort
+		p.retryAt = now + lastResort(p.c.cfg)
 		p.dialled = uint8(p.idx)
 		p.emit(ActDial)
 	} else {

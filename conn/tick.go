@@ -28,6 +28,9 @@ func (c *Conn) Tick(now time.Duration) {
 	}
 }
 
+// lastResort is when an attempt to connect is over of which the shell has not told, as it does earlier.
+func lastResort(cfg *Config) time.Duration { return cfg.DialTimeout + time.Second }
+
 func (p *Lane) tick(now time.Duration) time.Duration {
 	cfg := p.c.cfg
 	if p.sweepAt <= now {
@@ -50,10 +53,10 @@ func (p *Lane) tick(now time.Duration) time.Duration {
 	if p.retryAt <= now {
 		switch p.state {
 		case Connecting:
-			if p.c.active && now < p.c.grace {
-				// This process stood still. The shell is about to tell what became of the attempt, and on a
+			if last := p.since + lastResort(cfg); p.c.active && p.retryAt == last {
+				// The shell was to tell earlier, so this process stood still. It is about to tell, and on a
 				// link that was made meanwhile a kernel has sent what it forgets (Drop).
-				p.retryAt = p.c.grace
+				p.retryAt = max(now, last) + lateGrace
 				break
 			}
 			if !p.c.active {
