@@ -326,9 +326,7 @@ func (r *ringSock) leave() (bury func()) {
 		r.giving.Lock() // the keeper's look at it is over, and was the last
 		defer r.giving.Unlock()
 		r.giveBackOf(func() bool { return true }) // what is neither unread nor with the client
-		if r.alarm.Hears() {
-			r.keepUnread()
-		}
+		r.keepUnread()
 		if freed {
 			r.free()
 		} else {
@@ -343,7 +341,7 @@ func (r *ringSock) leave() (bury func()) {
 }
 
 // keepUnread lets go of the daemon's part, unless there is something in it that the client may
-// still read: then it stays, and is paid for, until the client has closed its doorbell.
+// still read: then it stays, and is paid for, until the client has let go (letGo).
 func (r *ringSock) keepUnread() {
 	r.host.Lock()
 	paid := r.End.Paid()

@@ -416,12 +416,11 @@ func (r *ringSock) letGo() bool {
 	return gone
 }
 
-// gone ends the account of a region that nobody has any more. It may take long.
+// gone ends the account of a region that nobody has any more. It may take long. No lease tells of a
+// descriptor of the file's name alone (O_PATH), which keeps pages as well, so they are taken away.
 func (r *ringSock) gone() {
 	_ = r.front.step("remove") // as in giveBackOf
-	if r.alarm.Hears() {
-		r.reg.Drop()
-	}
+	r.reg.Drop()
 	r.host.Lock()
 	r.End.PaidOff()
 	r.host.Unlock()
