@@ -362,6 +362,28 @@ func (h *Host) Posted() uint64 {
 	return t
 }
 
+// Fence ends appending to what was posted before point, if that is not taken yet: the client appends to
+// the newest descriptor alone, and what it appends from now on comes behind point. On the reactor's thread,
+// with the lock.
+func (h *Host) Fence(point uint64) {
+	n := point - 1
+	if h.dead || h.err != nil || n-h.sendHead >= uint64(h.r.Sends) || n == h.sendHead && (h.half || h.claimed) {
+		return
+	}
+	at := n & uint64(h.r.Sends-1)
+	off := h.r.SendOff + at*entryBytes
+	// Nobody asks the client for a page that it has not touched: it has posted nothing there.
+	if page := off &^ (pageBytes - 1); !h.known.has(page>>pageShift) && !h.r.resident(page, pageBytes) {
+		return
+	}
+	word := (*atomic.Uint64)(unsafe.Pointer(&h.r.sends[at]))
+	for range claimTries {
+		if w := word.Load(); word.CompareAndSwap(w, w|uint64(WordClaimed)) {
+			return
+		}
+	}
+}
+
 // Outstanding is the number of descriptors taken whose last event is not
 // published yet.
 func (h *Host) Outstanding() int { return h.sends.n }

@@ -219,7 +219,9 @@ func (r *ringSock) carryOut(in *inMsg) error {
 	if in.msg.WhichBody() == rdsdv1.ClientMessage_Cancel_case {
 		dst, err := Endpoint("cancel.destination", in.msg.GetCancel().GetDestination())
 		if err == nil { // else whoever carries it out says so
+			r.host.Lock()
 			err = r.mark(dst, r.point)
+			r.host.Unlock()
 			if err != nil { // nothing is cancelled then
 				r.s.reply(cancelRefused(in.msg.GetCancel().GetId(), err))
 				return r.s.answer()
@@ -280,11 +282,13 @@ func (r *ringSock) findMark(dst netip.AddrPort) (int, bool) {
 	return slices.BinarySearchFunc(r.marks, dst, func(m cancelMark, dst netip.AddrPort) int { return m.dst.Compare(dst) })
 }
 
-// mark notes a Cancel for what stands before its point and could not be taken.
+// mark notes a Cancel for what stands before its point and could not be taken. On the reactor's thread, with the
+// lock.
 func (r *ringSock) mark(dst netip.AddrPort, point uint64) error {
 	if int64(point-r.End.Taking()) <= 0 {
 		return nil
 	}
+	r.End.Fence(point)
 	i, found := r.findMark(dst)
 	switch {
 	case found:
@@ -342,6 +346,7 @@ func (r *ringSock) keepFlush(id uint64) bool {
 	if int64(r.point-r.End.Taking()) <= 0 {
 		return false
 	}
+	r.End.Fence(r.point)
 	r.flushes = append(r.flushes, flushMark{id, r.point})
 	return true
 }
