@@ -274,9 +274,12 @@ func TestErrorsAreCharged(t *testing.T) {
 		b.index[i] = uint32(i % 2)
 	}
 	calls := func() int64 { return s.front.deps.Memory.Kinds()[quota.Calls].Used }
-	const each = errorBytes * n / 2
 	s.wmu.Lock() // its client does not read
 	s.send(b)
+	each := int64(errorBytes * n / 2)
+	for _, e := range s.out[0].(*heavyReply).m.(*rdsdv1.ServerMessage).GetSendResult().GetErrors()[:maxBatchErrors] {
+		each += textBytes + int64(len(e.GetMessage()))
+	}
 	if got := calls(); got != each || s.heavyB != each {
 		t.Errorf("an answer with %d errors: %d bytes are charged", n/2, got)
 	}

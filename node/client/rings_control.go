@@ -33,6 +33,7 @@ type ringControl struct {
 	r            *ringSock
 	ctl          *shm.Control
 	out          [][]byte // messages behind the one that ctl is writing; guarded by sockStream.wmu
+	outHeld      int64    // what of them is charged; guarded by sockStream.wmu
 	watched      uint32   // events asked for
 	in           inMsg
 	held         bool // in waits until the rings are taken up to ringSock.point
@@ -398,7 +399,13 @@ func (c *ringControl) SendMsg(m any) error {
 		if len(c.out) >= maxControlOut {
 			return errGone
 		}
-		c.out = append(c.out, b)
+		if c.out = append(c.out, b); len(c.out) > freeReplies {
+			n := outBytes + int64(len(b))
+			c.r.s.mu.Lock()
+			c.r.s.hold(n)
+			c.r.s.mu.Unlock()
+			c.outHeld += n
+		}
 		return nil
 	}
 	_, err = c.ctl.Send(b)
@@ -414,6 +421,10 @@ func (c *ringControl) flush() bool {
 		done, err = c.ctl.Send(c.out[0])
 		c.out[0] = nil
 		c.out = c.out[1:]
+	}
+	if len(c.out) == 0 && c.outHeld > 0 {
+		c.r.s.letGo(c.outHeld)
+		c.outHeld = 0
 	}
 	return err == nil
 }

@@ -193,3 +193,39 @@ func TestTooManyCancels(t *testing.T) {
 		t.Errorf("%d are undecided of 11", got)
 	}
 }
+
+// TestUnreadAnswersAreCharged: answers that a client with rings does not read are charged to its user, but for
+// a few, until it has read them.
+func TestUnreadAnswersAreCharged(t *testing.T) {
+	n, cfg := startClients(t)
+	r := clienttest.AttachRing(t, cfg, clienttest.BindTo(cfg.RDS.Addresses[0], 0))
+	defer r.Close()
+	var tag uint64
+	r.Post(t, clienttest.Nobody, 1, 1, &tag)
+	if got := undecided(t, r, 1); got != 1 {
+		t.Errorf("%d are undecided", got)
+	}
+	s := n.clients.ringSocks()[0]
+	waiting := func() (out int, held int64) {
+		s.s.wmu.Lock()
+		defer s.s.wmu.Unlock()
+		return len(s.ctl.out), s.ctl.outHeld
+	}
+	calls := func() int64 { return n.deps.Memory.Kinds()[quota.Calls].Used }
+	await.Until(t, time.Minute, "nothing is charged", func() bool { return calls() == 0 })
+	for id := range uint64(maxFlushes) {
+		r.Ask(t, clienttest.FlushOf(id+2, 0))
+	}
+	r.Ask(t, clienttest.CancelOf(1, clienttest.Nobody)) // all of them are answered then
+	await.Until(t, time.Minute, "answers wait", func() bool { out, _ := waiting(); return out > freeReplies })
+	out, held := waiting()
+	if want := int64(out-freeReplies) * outBytes; out <= freeReplies || held < want || calls() < held {
+		t.Errorf("%d answers are not read, for which %d bytes are held and %d charged; want %d at least", out, held, calls(), want)
+	}
+	for range maxFlushes + 1 {
+		if m := r.Answer(t); m.GetFlushResult().GetErrno() != 0 || m.GetCancelResult().GetErrno() != 0 {
+			t.Fatalf("answered by %v", m)
+		}
+	}
+	await.Until(t, time.Minute, "nothing is charged", func() bool { return calls() == 0 })
+}

@@ -61,7 +61,8 @@ type sockStream struct {
 	flushes    map[uint64]*flushCall // guarded by mu; nil when the stream is over
 	flushN     uint64                // guarded by mu
 	heavyB     int64                 // guarded by mu; what heavy replies take that are not written
-	heldB      int64                 // guarded by mu; taken of memory for those, and for outcomes
+	repliesB   int64                 // guarded by mu; what those of out take beyond freeReplies
+	heldB      int64                 // guarded by mu; taken of memory for all of these, for flushes and for outcomes
 }
 
 // maxReplies bounds the replies that wait for a client that does not read; the
@@ -294,7 +295,7 @@ func (s *sockStream) News() (goroutine bool) {
 // reply queues a message for the client.
 func (s *sockStream) reply(m any) {
 	s.mu.Lock()
-	s.out = append(s.out, m)
+	s.queue(m)
 	s.mu.Unlock()
 }
 
@@ -309,7 +310,7 @@ const resultDelay = 2 * time.Millisecond
 func (s *sockStream) replyLater(m any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.out = append(s.out, m)
+	s.queue(m)
 	if len(s.out) > 1 {
 		return
 	}

@@ -111,8 +111,12 @@ func (s *sockStream) flush(f *rdsdv1.Flush) {
 	s.flushN++
 	n := s.flushN
 	call := &flushCall{id: f.GetId()}
-	s.flushes[n] = call
+	err := s.addFlush(n, call)
 	s.mu.Unlock()
+	if err != nil {
+		s.reply(flushResult(f.GetId(), rdserr.ErrNoMemory, 0))
+		return
+	}
 	s.eng.Lock()
 	if s.rings == nil || !s.rings.keepFlush(n) {
 		s.sock.Flush(n)
@@ -138,7 +142,7 @@ func (s *sockStream) flushed(done []uint64) (replies []any) {
 	defer s.mu.Unlock()
 	for _, n := range done {
 		if call := s.flushes[n]; call != nil {
-			delete(s.flushes, n)
+			s.endFlush(n)
 			call.stop()
 			replies = append(replies, flushResult(call.id, nil, 0))
 		}
@@ -163,8 +167,8 @@ func (s *sockStream) flushTimeout(n uint64) {
 	s.mu.Lock()
 	call := s.flushes[n]
 	if call != nil {
-		delete(s.flushes, n)
-		s.out = append(s.out, flushResult(call.id, rdserr.ErrTimeout, undecided))
+		s.endFlush(n)
+		s.queue(flushResult(call.id, rdserr.ErrTimeout, undecided))
 	}
 	s.mu.Unlock()
 	s.News()

@@ -4,12 +4,30 @@ import "github.com/rdsd/rdsd/internal/quota"
 
 // What a client is told of its own datagrams has been decided already and cannot be refused:
 // the results of batches, with an entry for each datagram that failed, and outcomes. While its
-// client does not read it, it stands here. What is large of it is charged to the client's user
-// until it is written, so that other things are refused to that user instead; and a client with
-// more than maxHeavyBytes of such results is not read.
+// client does not read it, it stands here, as all replies do. But for a few small ones it is charged to the
+// client's user until it is written, so that other things are refused to that user instead; and a client with
+// more than maxHeavyBytes of results with errors is not read.
 
 // maxHeavyBytes is about what of heavy replies may wait for a client that does not read.
 const maxHeavyBytes = 1 << 20
+
+// textBytes is what an error that is told in words takes beside them, and beyond errorBytes.
+const textBytes = 24
+
+// freeReplies are in a socket's own price. Each beyond them takes replyBytes until it is written, with an error
+// that it tells in words; one that is laid out already, for a client with rings, outBytes and what it has.
+const (
+	freeReplies = 64
+	replyBytes  = 320
+	outBytes    = 48
+)
+
+// freeFlushes are in a socket's own price. Each beyond them takes flushBytes until it is answered, with its timer, and
+// with what the engine and the rings have of it.
+const (
+	freeFlushes = 16
+	flushBytes  = 320
+)
 
 // outcomeBytes is an rds.OutcomeRun.
 const outcomeBytes = 16
@@ -20,18 +38,52 @@ type heavyReply struct {
 	bytes int64
 }
 
-// heavy is the result of a decided batch, charged if it has many errors.
+// heavy is the result of a decided batch, charged if it has errors.
 func (s *sockStream) heavy(c *sendCall) any {
 	m := c.result()
-	if len(c.errs) <= maxBatchErrors {
+	if len(c.errs) == 0 {
 		return m
 	}
-	h := &heavyReply{m, errorBytes * int64(len(c.errs))}
+	h := &heavyReply{m, 0}
+	for _, e := range c.errs {
+		h.bytes += errorBytes
+		if n := len(e.GetMessage()); n > 0 {
+			h.bytes += textBytes + int64(n)
+		}
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.heavyB += h.bytes
 	s.hold(h.bytes)
 	return h
+}
+
+// queue puts a reply behind the others. mu is held.
+func (s *sockStream) queue(m any) {
+	if s.out = append(s.out, m); len(s.out) > freeReplies {
+		s.hold(replyBytes)
+		s.repliesB += replyBytes
+	}
+}
+
+// addFlush notes a flush, if there is memory for it. mu is held.
+func (s *sockStream) addFlush(n uint64, call *flushCall) error {
+	if len(s.flushes) >= freeFlushes {
+		if err := s.memory.Take(quota.Calls, flushBytes); err != nil {
+			return err
+		}
+		s.heldB += flushBytes
+	}
+	s.flushes[n] = call
+	return nil
+}
+
+// endFlush forgets a flush, which is answered. mu is held.
+func (s *sockStream) endFlush(n uint64) {
+	if delete(s.flushes, n); len(s.flushes) >= freeFlushes {
+		s.memory.Give(quota.Calls, flushBytes)
+		s.heldB -= flushBytes
+	}
 }
 
 // sendReply writes a reply.

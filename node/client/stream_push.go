@@ -104,12 +104,17 @@ func (s *sockStream) writeReplies() (did bool, err error) {
 	p := &s.push
 	s.mu.Lock()
 	p.replies, s.out, s.mayWait = s.out, p.replies[:0], 0
+	held := s.repliesB
+	s.repliesB = 0
 	s.mu.Unlock()
 	for i, m := range p.replies {
 		if err == nil {
 			err = s.sendReply(m)
 		}
 		p.replies[i] = nil
+	}
+	if held > 0 {
+		s.letGo(held)
 	}
 	return len(p.replies) > 0, err
 }
