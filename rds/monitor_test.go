@@ -98,6 +98,24 @@ func TestCongestionNewsBeyondTheirLimit(t *testing.T) {
 	}
 }
 
+// TestOnePortChangesOften: news of a port that becomes congested and clear without an end take no more memory
+// than is charged when nobody fetches them; then the client is told to look at all destinations.
+func TestOnePortChangesOften(t *testing.T) {
+	w := newPair(t)
+	s := bindBox(t, w.a, 5000, 1<<20, SocketOptions{}).s
+	dst := netip.AddrPortFrom(w.b.local, 4000)
+	mustOpen(t, s, dst, nil)
+	s.SetMonitor(Monitor{Clear: true, Set: true})
+	for i := range 2 * maxRefused {
+		turn(t, w, dst, i%2 == 0)
+	}
+	if freed, changes := s.CongestionNews(); freed != math.MaxUint64 || len(changes) > freeChanges+1 {
+		t.Errorf("%d changes are kept of one port, freed %#x", len(changes), freed)
+	}
+	turn(t, w, dst, true)
+	wantNews(t, "fetched", s, 0, Change{dst, true})
+}
+
 // TestCaughtUpInOrder: destinations that were congested before the watch are told in the
 // order of their addresses, whatever order they were opened in.
 func TestCaughtUpInOrder(t *testing.T) {

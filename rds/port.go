@@ -256,7 +256,8 @@ func (s *Socket) portNews(f *flow, on bool) {
 	if on && !s.mon.Set || !on && !s.mon.Clear {
 		return
 	}
-	if len(s.changes) < maxRefused {
+	// A client that does not fetch them may have one port change without an end; its flows are paid for.
+	if len(s.changes) < min(freeChanges+len(s.flows), maxRefused) {
 		s.changes = append(s.changes, Change{f.dst, on})
 	} else {
 		s.freed = allGroups // look at every destination again

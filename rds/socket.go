@@ -402,8 +402,12 @@ type Change struct {
 	Congested bool
 }
 
-// maxRefused bounds the memory of one socket's congestion news.
-const maxRefused = 4096
+// maxRefused bounds the memory of one socket's congestion news. Of those that are not fetched there are
+// freeChanges at most beside one for each of its flows.
+const (
+	maxRefused  = 4096
+	freeChanges = 64
+)
 
 // SetMonitor replaces the congestion news the socket wants.
 func (s *Socket) SetMonitor(m Monitor) {
