@@ -12,6 +12,7 @@ import (
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/guard"
+	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/shm"
@@ -300,6 +301,7 @@ func (r *ringSock) mark(dst netip.AddrPort, point uint64) error {
 		return rdserr.With(rdserr.ErrTooMany, "cancels to %d destinations wait for descriptors that cannot be taken", len(r.marks))
 	default:
 		r.marks = slices.Insert(r.marks, i, cancelMark{dst, point})
+		r.payMarks(len(r.marks) - 1)
 	}
 	if r.left { // it may be of what stands first, which needs no room then
 		r.blocked.Store(false)
@@ -308,10 +310,26 @@ func (r *ringSock) mark(dst netip.AddrPort, point uint64) error {
 	return nil
 }
 
-// passMarks forgets marks whose points are reached.
+// freeMarks are in a socket's own price. Each beyond them takes markBytes.
+const (
+	freeMarks = 64
+	markBytes = 64
+)
+
+// payMarks charges the client's user for marks, of which there were so many before: also where no memory is, for
+// then they are needed, and there are no more of them than the client has flows. The lock is held.
+func (r *ringSock) payMarks(was int) {
+	if n := (max(len(r.marks), freeMarks) - max(was, freeMarks)) * markBytes; n != 0 {
+		r.purse.account.Grow(quota.Sockets, int64(n))
+		r.purse.kept += n
+	}
+}
+
+// passMarks forgets marks whose points are reached. The lock is held.
 func (r *ringSock) passMarks() {
-	at := r.End.Taking()
+	at, was := r.End.Taking(), len(r.marks)
 	r.marks = slices.DeleteFunc(r.marks, func(m cancelMark) bool { return int64(m.before-at) <= 0 })
+	r.payMarks(was)
 	if len(r.marks) == 0 {
 		r.marks = nil
 	}

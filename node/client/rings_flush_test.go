@@ -174,6 +174,8 @@ func TestTooManyCancels(t *testing.T) {
 		return syscall.Errno(res.GetErrno())
 	}
 	const most = shm.DefaultFlows
+	sockets := func() int64 { return n.deps.Memory.Kinds()[quota.Sockets].Used }
+	before := sockets()
 	for port := range uint16(most) {
 		if e := cancel(port + 1); e != 0 {
 			t.Fatalf("cancel %d of %d is refused: %v", port+1, most, e)
@@ -185,12 +187,18 @@ func TestTooManyCancels(t *testing.T) {
 	if e := cancel(1); e != 0 {
 		t.Errorf("one of them once more: %v", e)
 	}
+	if got := sockets() - before; got != (most-freeMarks)*markBytes {
+		t.Errorf("%d bytes are charged for what is remembered of %d", got, most)
+	}
 	hog.Give(quota.Waiting, all)
 	await.Until(t, 5*time.Second, "there is memory, and all are taken", func() bool {
 		return r.Region.SendHead().Load() == r.Region.SendTail().Load()
 	})
 	if got := undecided(t, r, 9999); got != 11 {
 		t.Errorf("%d are undecided of 11", got)
+	}
+	if got := sockets(); got != before {
+		t.Errorf("when nothing is remembered any more %d bytes more are charged", got-before)
 	}
 }
 
