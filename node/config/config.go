@@ -46,6 +46,7 @@ type Config struct {
 	origins map[string]Origin
 	notes   []string
 	numbers map[string]string // numbers and booleans of the file, for error messages
+	capital []error           // keys of the file that are known but for capital letters
 
 	stateDirectory string // what systemd has made for us, "" without it
 }

@@ -104,6 +104,16 @@ func tableKeys() []string {
 	return out
 }
 
+// isKnown reports whether a name without indexes is one of a key, a section or a list of tables.
+func isKnown(name string) bool {
+	for _, k := range append(keyNames(), tableKeys()...) {
+		if k == name || strings.HasPrefix(k, name+".") {
+			return true
+		}
+	}
+	return false
+}
+
 func tomlName(f reflect.StructField) string {
 	name, _, _ := strings.Cut(f.Tag.Get("toml"), ",")
 	return name

@@ -157,6 +157,7 @@ func (c *Config) decode(file string, data []byte) (errs []error, unreadable bool
 		return []error{&Error{file + ":1", "version", "missing", "`version = 1` as the first line"}}, true
 	}
 	c.noteOrigins(data)
+	errs = c.capital
 	if *head.Version != Version {
 		return []error{&Error{c.Origin("version").String(), "version", fmt.Sprintf("%d is not known to this rdsd", *head.Version), "1"}}, true
 	}

@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"io"
+	"regexp"
 	"strconv"
 	"strings"
 
@@ -60,6 +61,11 @@ func (c *Config) Origin(key string) Origin {
 	if o, ok := c.origins[key]; ok {
 		return o
 	}
+	if at := strings.LastIndexByte(key, ']'); at > 0 { // what is missing there
+		if o, ok := c.origins[key[:at+1]]; ok {
+			return o
+		}
+	}
 	return Origin{Kind: "default"}
 }
 
@@ -74,6 +80,7 @@ func (c *Config) noteOrigins(data []byte) {
 	for p.NextExpression() {
 		e := p.Expression()
 		name, line := nodeKey(&p, e)
+		own := name
 		switch e.Kind {
 		case unstable.Table:
 			table = name
@@ -86,10 +93,26 @@ func (c *Config) noteOrigins(data []byte) {
 			if table != "" {
 				name = table + "." + name
 			}
+			c.noteSpelling(name, own, line)
 			c.noteValue(&p, name, line, e.Value())
+			continue
 		}
+		c.noteSpelling(name, own, line)
 	}
 }
+
+// noteSpelling refuses a key that is known but for capital letters; own is the part of it that stands in that line. TOML
+// tells them apart, and the decoder does not: it would take Deny after deny, or [[Peers]] after [[peers]], in place of the
+// first without a word, and nobody could say where the value came from.
+func (c *Config) noteSpelling(name, own string, line int) {
+	name = indexes.ReplaceAllString(name, "")
+	if small := strings.ToLower(name); strings.ToLower(own) != own && isKnown(small) {
+		c.capital = append(c.capital, &Error{fmt.Sprintf("%s:%d", c.file, line), name, "unknown key; did you mean " + small + "?", ""})
+	}
+}
+
+// indexes are those in the name of a key of a list of tables.
+var indexes = regexp.MustCompile(`\[\d+\]`)
 
 // noteValue records a value and, inside inline tables and arrays of them, what they hold.
 func (c *Config) noteValue(p *unstable.Parser, name string, line int, v *unstable.Node) {
@@ -103,6 +126,7 @@ func (c *Config) noteValue(p *unstable.Parser, name string, line int, v *unstabl
 	case unstable.InlineTable:
 		for it := v.Children(); it.Next(); {
 			key, at := nodeKey(p, it.Node())
+			c.noteSpelling(name+"."+key, key, at)
 			c.noteValue(p, name+"."+key, at, it.Node().Value())
 		}
 	case unstable.Array:
