@@ -2,6 +2,7 @@ package config
 
 import (
 	"io/fs"
+	"net/netip"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -39,5 +40,37 @@ func TestNamesOfThePage(t *testing.T) {
 		if v.page(); (len(v.errs) == 0) != c.good {
 			t.Errorf("%d names, the first of %d characters: %v", len(c.names), len(c.names[0]), v.errs)
 		}
+	}
+}
+
+// TestListenersMeet: two listeners with one port of one address are refused when the configuration is read.
+func TestListenersMeet(t *testing.T) {
+	for _, c := range []struct{ http, remote, refuses string }{
+		{"10.0.0.1:16385", "", "http.listen: 10.0.0.1:16385 has the port of rds.port"},
+		{":16385", "", "http.listen: :16385 has the port of rds.port"},
+		{"[::]:16388", "", "http.listen: [::]:16388 has the port of volumes.port"},
+		{"[::ffff:10.0.0.1]:16388", "", "volumes.port"},
+		{"", "0.0.0.0:16385", "api.remote_listen: 0.0.0.0:16385 has the port of rds.port"},
+		{"10.0.0.1:1", "10.0.0.1:1", "http.listen: 10.0.0.1:1 is api.remote_listen as well"},
+		{":1", "10.0.0.1:1", "http.listen: :1 is api.remote_listen as well"},
+		{"10.0.0.1:1", "10.0.0.2:1", ""},
+		{"127.0.0.1:16385", "10.0.0.2:16388", ""},
+		{":0", "10.0.0.1:0", ""},
+		{"localhost:16385", "", ""},
+		{"unix:/run/x", "", ""},
+		{"", "", ""},
+	} {
+		conf := Default()
+		conf.RDS.Addresses = []netip.Addr{netip.MustParseAddr("10.0.0.1")}
+		conf.API.Insecure, conf.HTTP.Listen, conf.API.RemoteListen = true, c.http, c.remote
+		err := conf.Validate()
+		if (err == nil) != (c.refuses == "") || err != nil && !strings.Contains(err.Error(), c.refuses) {
+			t.Errorf("%q and %q: %v, want %q", c.http, c.remote, err, c.refuses)
+		}
+	}
+	conf := Default()
+	conf.RDS.Addresses, conf.HTTP.Listen = []netip.Addr{netip.MustParseAddr("10.0.0.1")}, "10.0.0.1:16388"
+	if conf.Volumes.Listen = "never"; conf.Validate() != nil {
+		t.Errorf("nobody listens on volumes.port: %v", conf.Validate())
 	}
 }

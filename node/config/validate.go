@@ -8,10 +8,12 @@ import (
 	"net/url"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/rdsd/rdsd/node/volume"
 	"github.com/rdsd/rdsd/shm"
 )
 
@@ -27,6 +29,7 @@ func (c *Config) Validate() error {
 	v.check("version", c.Version == Version, "%d is not known to this rdsd", c.Version)
 	v.check("http.listen", c.HTTP.Listen == "" || isHostPort(c.HTTP.Listen) || isUnixPath(c.HTTP.Listen), "%q is neither an address and port nor unix: and an absolute path", c.HTTP.Listen)
 	v.page()
+	v.listeners()
 	v.check("log.format", c.Log.Format == "text" || c.Log.Format == "json", "%q is neither", c.Log.Format)
 	v.check("log.lines_per_second", c.Log.LinesPerS > 0 && c.Log.LinesPerS <= 100000, "%v is out of range", c.Log.LinesPerS)
 	v.tables()
@@ -158,6 +161,37 @@ func (v *validator) tables() {
 		v.check(key, !twice, "%v has a rule already, peers[%d]", p.Address, j)
 		seen[p.Address.Prefix] = i
 	}
+}
+
+// listeners checks that no two have one port of one address: the second to listen would end the start, and the system's
+// error sends the reader after another daemon that there is not. What a name leads to is not known here.
+func (v *validator) listeners() {
+	c := v.c
+	mine := func(at netip.AddrPort, port uint16) bool {
+		return at.Port() == port && (at.Addr().IsUnspecified() || slices.Contains(c.RDS.Addresses, at.Addr().Unmap()))
+	}
+	remote, remoteIs := hostPort(c.API.RemoteListen)
+	for _, l := range []struct{ key, text string }{{"http.listen", c.HTTP.Listen}, {"api.remote_listen", c.API.RemoteListen}} {
+		at, ok := hostPort(l.text)
+		if !ok || at.Port() == 0 {
+			continue
+		}
+		v.check(l.key, !mine(at, c.RDS.Port), "%s has the port of rds.port, and only one can listen there", l.text)
+		v.check(l.key, !mine(at, c.Volumes.Port) || c.Volumes.Listen == volume.ListenNever, "%s has the port of volumes.port, and only one can listen there", l.text)
+		shared := remoteIs && at.Port() == remote.Port() && (at.Addr() == remote.Addr() || at.Addr().IsUnspecified() || remote.Addr().IsUnspecified())
+		v.check(l.key, l.key == "api.remote_listen" || !shared, "%s is api.remote_listen as well, and only one can listen there", l.text)
+	}
+}
+
+// hostPort is the address in what isHostPort accepts; none is each. ok: it is one and no name.
+func hostPort(s string) (at netip.AddrPort, ok bool) {
+	host, port, err := net.SplitHostPort(s)
+	n, portErr := strconv.ParseUint(port, 10, 16)
+	if host == "" {
+		host = "::"
+	}
+	a, addrErr := netip.ParseAddr(host)
+	return netip.AddrPortFrom(a, uint16(n)), errors.Join(err, portErr, addrErr) == nil
 }
 
 // isUnixPath accepts "unix:/run/rdsd/http.sock".
