@@ -157,15 +157,20 @@ func TestNamesOfThings(t *testing.T) {
 	}
 }
 
-// TestAnswers: the errno of an answer is the error that is meant.
+// TestAnswers: the errno of an answer is the error that is meant, and none that says it of this node.
 func TestAnswers(t *testing.T) {
 	for n, want := range map[syscall.Errno]error{
-		syscall.EPERM: ErrWriter, syscall.ENOENT: rdserr.ErrNotFound, syscall.EIO: blk.ErrMedium, syscall.EACCES: rdserr.ErrPerm, syscall.EBUSY: ErrBusy,
-		syscall.ENODEV: ErrGone, syscall.EMFILE: rdserr.ErrTooMany, syscall.ENOSPC: blk.ErrNoSpace, syscall.EROFS: blk.ErrReadOnly,
+		syscall.EPERM: ErrWriter, syscall.ENOENT: rdserr.ErrNotFound, syscall.EIO: blk.ErrMedium, syscall.EACCES: errDenied, syscall.ENOMEM: errSpent, syscall.EBUSY: ErrBusy,
+		syscall.ENODEV: ErrGone, syscall.EMFILE: errFull, syscall.ENOSPC: blk.ErrNoSpace, syscall.EROFS: blk.ErrReadOnly,
 		syscall.EOPNOTSUPP: blk.ErrNotSupported, syscall.ENOTCONN: ErrNotOpen, syscall.ESTALE: ErrStale, syscall.EREMOTEIO: syscall.EREMOTEIO,
 	} {
 		if got := answer(n); !errors.Is(got, want) {
 			t.Errorf("%d: %v, want %v", n, got, want)
+		}
+		for _, here := range []error{rdserr.ErrPerm, rdserr.ErrTooMany, rdserr.ErrNoMemory} {
+			if got := answer(n); errors.Is(got, here) {
+				t.Errorf("%d: %v is said of this node", n, got)
+			}
 		}
 	}
 }

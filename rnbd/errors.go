@@ -18,11 +18,19 @@ var (
 	ErrStale   = &rdserr.Error{Errno: 116, Name: "volume-stale", Text: "the volume is not what was mapped: others changed it, or it was lost"} // ESTALE
 )
 
+// What a server answers with the number of an error that a user of this node, or a limit of it, may be the reason of
+// here: said of that one, it sends the reader to the wrong machine.
+var (
+	errDenied = &rdserr.Error{Errno: 13, Name: "volume-denied", Text: "the server does not let this node have the volume"} // EACCES
+	errFull   = &rdserr.Error{Errno: 24, Name: "server-full", Text: "a configured number is reached at the server"}        // EMFILE
+	errSpent  = &rdserr.Error{Errno: 12, Name: "server-spent", Text: "the server has no memory for it"}                    // ENOMEM
+)
+
 // answers are the sentinels for a server's answers, by errno.
 var answers = []*rdserr.Error{
-	ErrWriter, ErrBusy, ErrGone, ErrNotOpen, ErrStale,
+	ErrWriter, ErrBusy, ErrGone, ErrNotOpen, ErrStale, errDenied, errFull, errSpent,
 	blk.ErrMedium, blk.ErrNoSpace, blk.ErrReadOnly, blk.ErrNotSupported, blk.ErrClosed, blk.ErrRequest,
-	rdserr.ErrNotFound, rdserr.ErrPerm, rdserr.ErrTooMany, rdserr.ErrNoMemory,
+	rdserr.ErrNotFound,
 }
 
 // answer returns the error for a server's answer: the sentinel of its errno, if there is
