@@ -27,7 +27,8 @@ those of the daemon that runs, as far as this user may see them, and of this she
 where none does. Each finding is ok, a note (it
 works, but not as it could), a warning or an error, with the command that mends it.
 It changes nothing. The configuration is that of 'rdsd serve' with the same file and
-variables; where it is wrong the exit code is 78. Without arguments it looks at everything:
+variables, and the daemon the one whose socket that names, unless --socket names another;
+where it is wrong the exit code is 78. Without arguments it looks at everything:
 
   limits  file descriptors, memory of the control group, room on disks
   net     addresses and their MTU, whether packets as large as that get to the peers
@@ -98,9 +99,10 @@ func (a *app) doctor(load config.LoadOptions, groups []string, peers []netip.Add
 	if err != nil {
 		return nil, err
 	}
-	socket := dial.Socket(dial.Target(a.socket))
-	if socket == "" { // the daemon that commands ask is elsewhere
-		socket = c.API.Socket
+	// As of 'rdsd serve': the flag goes over the variable, and that over the file. A flag that names a daemon of
+	// another machine says nothing of this one.
+	if socket := dial.Socket(a.socket); a.socket != "" && socket != "" {
+		c.API.Socket = socket
 	}
-	return doctor.Examine(doctor.Here(), c, socket, groups, peers), nil
+	return doctor.Examine(doctor.Here(), c, c.API.Socket, groups, peers), nil
 }
