@@ -101,6 +101,9 @@ func (v *Volume) Err() error {
 	return v.err
 }
 
+// Final returns why it is closed until Remap, whatever becomes of its paths; nil: it is not.
+func (v *Volume) Final() error { return v.failed }
+
 // Info describes the volume as a device that takes requests of blk.MaxIO, as
 // they are cut to pieces; nil before it was open. It is not changed any more.
 func (v *Volume) Info() *blk.Info { return v.info }

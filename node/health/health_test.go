@@ -128,6 +128,12 @@ var examCases = []examCase{
 	{"a mapping without a path", func(x *Exam) {
 		x.Mapping(with(goodMapping(), func(m *Mapping) { m.Open, m.Up, m.Waiting = false, 0, 3 }))
 	}, []string{"error mapping-down mapping v1"}, "no path to store, so store:disk cannot be used; 3 requests are waiting", "rdsd ping store"},
+	{"one of a node with a port", func(x *Exam) {
+		x.Mapping(with(goodMapping(), func(m *Mapping) { m.Open, m.Up, m.Node = false, 0, "[fd00::7]:16388" }))
+	}, mappingDown, "no path to [fd00::7]:16388, so", "rdsd ping fd00::7"},
+	{"one of an address in brackets", func(x *Exam) {
+		x.Mapping(with(goodMapping(), func(m *Mapping) { m.Open, m.Up, m.Node = false, 0, "[fd00::7]" }))
+	}, mappingDown, "no path", "rdsd ping fd00::7"},
 	{"a mapping of nothing", func(x *Exam) {
 		x.Mapping(with(goodMapping(), func(m *Mapping) { m.Open, m.LastError, m.Errno = false, "no such export", syscall.ENOENT }))
 	}, []string{"error mapping-down mapping v1"}, "store does not have the volume disk: no such export", "export it; then here: rdsd volume remap v1"},

@@ -3,7 +3,9 @@ package health
 import (
 	"cmp"
 	"fmt"
+	"net"
 	"net/netip"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -21,7 +23,7 @@ type Mapping struct {
 	LastError      string
 	Errno          syscall.Errno // of LastError
 	Paths, Up      int           // of its session
-	Waiting        uint64
+	Waiting        uint64        // requests to it that have not completed
 	Failed, Done   uint64        // requests since it was mapped
 	FailedAgo      time.Duration // the last of these; 0: not known
 	Stalled        time.Duration // its oldest request waits for so long, if that is too long; else 0
@@ -70,7 +72,7 @@ func (m *Mapping) down() (text, remedy string) {
 		return "this node cannot make a device of it", "mend that on this node; it is tried again by itself"
 	case m.Up == 0:
 		return fmt.Sprintf("no path to %s, so %s:%s cannot be used; %s", m.Node, m.Node, m.Name, was(int(m.Waiting), "request", "requests")+" waiting"),
-			"rdsd volume paths shows what each path fails of; rdsd ping " + m.Node
+			"rdsd volume paths shows what each path fails of; rdsd ping " + withoutPort(m.Node)
 	}
 	switch m.Errno {
 	case syscall.ENOENT:
@@ -85,6 +87,14 @@ func (m *Mapping) down() (text, remedy string) {
 		return fmt.Sprintf("%s does not let this node have the volume %s", m.Node, m.Name), who + " has its --allow and --allow-session; mend them, or the rules there" + then
 	}
 	return fmt.Sprintf("%s has not opened the volume %s", m.Node, m.Name), fmt.Sprintf("on %s: rdsd volume check %s, and rdsd errors%s", m.Node, m.Name, then)
+}
+
+// withoutPort is a node as commands take one that is not for volumes: its port there is another one.
+func withoutPort(node string) string {
+	if host, _, err := net.SplitHostPort(node); err == nil {
+		return host
+	}
+	return strings.Trim(node, "[]")
 }
 
 // stalled tells of a request that takes too long.

@@ -71,7 +71,7 @@ func (k *checks) mapping(m *MappingInfo) {
 	n, what := len(k.list), "mapping "+m.ID
 	switch {
 	case m.State == StateClosed && m.PathsUp == 0:
-		k.add(SeverityError, what, "see to the paths of session "+m.Session, "no path to %s; %d requests wait", m.Node, m.Waiting)
+		k.add(SeverityError, what, "see to the paths of session "+m.Session, "no path to %s; %d of its requests wait", m.Node, m.Pending())
 	case m.State == StateInit || m.State == StateClosed:
 		text, fix := m.notOpen()
 		k.add(SeverityError, what, fix, "%s: %s", text, m.LastError)

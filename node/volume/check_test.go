@@ -1,10 +1,12 @@
 package volume
 
 import (
+	"errors"
 	"strings"
 	"syscall"
 	"testing"
 
+	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rnbd"
 )
@@ -50,4 +52,32 @@ func TestWhyAMappingIsNotOpen(t *testing.T) {
 			t.Errorf("%s: %s", name, k.list[0].Text)
 		}
 	}
+}
+
+// TestWithoutPathThatIsWhy: a mapping that has lost its paths says so, and not how a request to it failed before; and requests to it
+// wait, not those of another mapping of its session.
+func TestWithoutPathThatIsWhy(t *testing.T) {
+	server, client, s, m := withFaults(t, file(t, "disk", 1<<20), MapSpec{})
+	mustExport(t, server.h, file(t, "other", 1<<20))
+	other := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "other", Paths: server.twoPaths()})
+	s.add(blk.Rule{Ops: blk.Ops(blk.OpWrite), Count: 1, Err: blk.ErrNoSpace})
+	c := open(t, m)
+	if _, err := c.WriteAt(make([]byte, 4096), 0); !errors.Is(err, syscall.ENOSPC) {
+		t.Fatal(err)
+	}
+	server.stop()
+	eventually(t, "no path", func() bool { i, _ := client.h.Mapping(m.ID); return i.State == StateClosed && i.PathsUp == 0 })
+	read := make(chan error, 1)
+	go func() { _, err := c.ReadAt(make([]byte, 4096), 0); read <- err }()
+	eventually(t, "a request that waits", func() bool { i, _ := client.h.Mapping(m.ID); return i.Pending() == 1 })
+	if i, _ := client.h.Mapping(m.ID); !strings.HasPrefix(i.LastError, "there is no path") {
+		t.Errorf("it says %q", i.LastError)
+	}
+	if i, _ := client.h.Mapping(other.ID); i.Pending() != 0 || i.State != StateClosed {
+		t.Errorf("%d requests to the other, which is %s", i.Pending(), i.State)
+	}
+	if err := client.h.Unmap(testCtx(t), m.ID, true); err != nil {
+		t.Error(err)
+	}
+	<-read
 }

@@ -251,14 +251,16 @@ func (c *client) describe(m *mapping, i *MappingInfo, seen sinces) {
 		i.Info = *info
 		i.Info.MaxBytes = d.v.Piece()
 	}
+	// Without a path that is why, and no error of a request, or of an OPEN, before it.
+	pathless := i.PathsUp == 0 && d.v.Final() == nil
 	switch err := d.v.Err(); {
 	case state == rnbd.Open:
+	case pathless && lost.Err != nil:
+		i.fails(fmt.Errorf("there is no path: %w", lost.Err))
+	case pathless && state == rnbd.Closed:
+		i.fails(errNoPath)
 	case err != nil:
 		i.fails(err)
-	case i.PathsUp == 0 && lost.Err != nil:
-		i.fails(fmt.Errorf("there is no path: %w", lost.Err))
-	case i.PathsUp == 0 && state == rnbd.Closed:
-		i.fails(errNoPath)
 	}
 }
 

@@ -117,6 +117,15 @@ type MappingInfo struct {
 	SyncLost  bool          // completed writes may be lost, and no flush succeeds until it is mapped anew
 }
 
+// Pending are requests to it that have not completed: without a path, those that wait for one. Waiting are those of its session,
+// of which other mappings may have their part.
+func (i *MappingInfo) Pending() (n uint64) {
+	for _, o := range i.Ops {
+		n += o.Submitted - o.Completed
+	}
+	return n
+}
+
 // How long a request may take before that is a problem, and one to an export before it is an error: clients
 // have their own limits (MapSpec.IOTimeout).
 const (

@@ -253,7 +253,7 @@ func (a *app) showMapping(m *rdsd.Mapping) {
 		{"access", string(m.Access)},
 		{"users", fmt.Sprint(m.Users)},
 		{"session", fmt.Sprintf("%s (%s), %d of %s connected, %s", m.Session, m.SessionID, m.PathsUp, plural(uint64(m.PathCount), "path"), m.Policy)},
-		{"waiting", plural(uint64(m.Waiting), "request")},
+		{"waiting", plural(uint64(m.Waiting), "request") + " of the session"},
 		{"io timeout", duration(m.IOTimeout).String()},
 		{"on loss", onLoss},
 		{"persist", yesNo(m.Persist)},
