@@ -27,7 +27,7 @@ func (h *Host) Unmap(ctx context.Context, what string, force bool) error {
 	h.mu.Unlock()
 	if err != nil {
 		if rdserr.Errno(err) == rdserr.ErrNotFound.Errno && h.forgetLeft(func(l *leftover) bool { return l.called(what) }) {
-			return h.save()
+			return h.saveDone("mapping %s has ended", what)
 		}
 		return err
 	}
@@ -67,7 +67,7 @@ func (h *Host) Unmap(ctx context.Context, what string, force bool) error {
 		return rdserr.With(rdserr.ErrTimeout, "mapping %s is on its way out", m.id)
 	}
 	h.ev.add(Event{Kind: EventMapping, Role: RoleClient, Session: m.spec.Session, Mapping: m.id, State: StateUnmapped, Text: "mapping " + m.id + " has ended"})
-	return h.save()
+	return h.saveDone("mapping %s has ended", m.id)
 }
 
 // volume finds the volume of a mapping.

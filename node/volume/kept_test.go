@@ -454,3 +454,40 @@ func TestEndsWhileItIsAsked(t *testing.T) {
 	eventually(t, "it is closed there", func() bool { return len(server.h.Exports()[0].Users) == 0 })
 	mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk"})
 }
+
+// TestWhatIsDoneAndNotWritten: what has ended, or is changed, and cannot be written down is not told as if nothing had happened.
+func TestWhatIsDoneAndNotWritten(t *testing.T) {
+	var full atomic.Bool
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	for _, n := range []*testNode{server, client} {
+		n.disk = func(dir string) (Disk, error) {
+			d, err := openDisk(dir)
+			return fillDisk{d, &full}, err
+		}
+		n.start()
+	}
+	x := file(t, "disk", 8<<20)
+	x.Persist = true
+	mustExport(t, server.h, x)
+	m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk", Persist: true})
+	full.Store(true)
+	said := func(what string, err error, done string) {
+		t.Helper()
+		if !errors.Is(err, syscall.ENOSPC) || !strings.HasPrefix(err.Error(), done+", but a start finds it as it was") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	i, err := client.h.SetSession(testCtx(t), m.Session, SessionChange{MaxReconnects: 7})
+	if said("changed", err, "session "+m.Session+" is changed"); i.MaxReconnects != 7 {
+		t.Errorf("it has %d attempts", i.MaxReconnects)
+	}
+	said("unmapped", client.h.Unmap(testCtx(t), m.ID, false), "mapping "+m.ID+" has ended")
+	eventually(t, "nobody has it", func() bool { x, err := server.h.exportInfo("disk"); return err == nil && len(x.Users) == 0 })
+	said("not exported", server.h.Unexport(testCtx(t), "disk", false), `volume "disk" is not exported any more`)
+	if len(client.h.Mappings()) != 0 || len(server.h.Exports()) != 0 {
+		t.Error("they are there")
+	}
+	full.Store(false)
+	eventually(t, "it is written", func() bool { return len(written(t, client).Mappings)+len(written(t, server).Exports) == 0 })
+}

@@ -2,6 +2,7 @@ package volume
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/rdsd/rdsd/internal/guard"
@@ -10,6 +11,16 @@ import (
 
 // save writes down what is there now.
 func (h *Host) save() error { return h.saver.save() }
+
+// saveDone is save of what is done and not taken back: an error that said nothing of that would have it done again, or taken
+// for undone.
+func (h *Host) saveDone(format string, args ...any) error {
+	err := h.save()
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s, but a start finds it as it was until that is written down, which is tried again by itself: %w", fmt.Sprintf(format, args...), err)
+}
 
 // saveBy is save until ctx ends.
 func (h *Host) saveBy(ctx context.Context) error { return h.saver.save(ctx.Done()) }

@@ -93,7 +93,7 @@ func (h *Host) SetSession(ctx context.Context, session string, change SessionCha
 		}
 	}
 	h.mu.Unlock()
-	return c.info(), h.save()
+	return c.info(), h.saveDone("session %s is changed", session)
 }
 
 // SetPolicy changes how a client's session chooses among its paths.
