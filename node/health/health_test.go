@@ -88,6 +88,8 @@ var examCases = []examCase{
 	{"no ledger", func(x *Exam) { x.Node(with(serving(), func(n *Node) { n.NoLedger = true })) }, []string{"note no-ledger api.ledger"}, "no ledger", "api.ledger"},
 	{"no state and nothing to keep", func(x *Exam) { x.Node(with(serving(), func(n *Node) { n.NoVolumes = true })) }, nil, "", ""},
 	{"no state", func(x *Exam) { x.Node(with(serving(), func(n *Node) { n.NoVolumes, n.Volumes = true, 1 })) }, []string{"note no-volume-state volumes.state_dir"}, "nothing persists", "volumes.state_dir ="},
+	{"descriptors that the configuration bounds", func(x *Exam) { x.Node(with(serving(), func(n *Node) { n.Need, n.Have, n.Capped = 101, 100, true })) },
+		[]string{"note descriptors-short limits.max_descriptors"}, "101", "limits.max_descriptors = 0 in the configuration, and LimitNOFILE=101"},
 	{"descriptors", func(x *Exam) { x.Node(with(serving(), func(n *Node) { n.Need, n.Have = 101, 100 })) }, []string{"note descriptors-short limits.max_descriptors"}, "101", "LimitNOFILE=101"},
 	{"nearly full", func(x *Exam) { x.Budget("sockets", 90, 100, 0) }, []string{"warning limit-near limits.max_sockets"}, "90 of 100", "rdsd sockets"},
 	{"a share of the memory", func(x *Exam) {

@@ -22,6 +22,7 @@ type Node struct {
 	NoVolumes  bool   // no directory for what is persistent of volumes
 	Volumes    uint64 // exports and mappings there are
 	Need, Have uint64 // file descriptors; Have 0: not known
+	Capped     bool   // limits.max_descriptors says how many there are, and not the system
 }
 
 // Node tells of the daemon as a whole.
@@ -38,9 +39,13 @@ func (x *Exam) Node(n *Node) {
 			Remedy: "make room in the directory of volumes.state_dir, or mend the file the log names; rdsd volume check tells more"})
 	}
 	if n.Have > 0 && n.Need > n.Have {
+		raise := fmt.Sprintf("LimitNOFILE=%d in the unit file (systemctl edit rdsd)", n.Need)
+		if n.Capped { // which the system's alone would not change, and which must not be above that
+			raise = "limits.max_descriptors = 0 in the configuration, and " + raise
+		}
 		x.add(Problem{Code: DescriptorsShort, Severity: Note, Subject: "limits.max_descriptors",
 			Text:   fmt.Sprintf("the limits allow what needs %d file descriptors, and there are %d", n.Need, n.Have),
-			Remedy: fmt.Sprintf("LimitNOFILE=%d in the unit file (systemctl edit rdsd), or lower limits.max_clients and limits.max_peers", n.Need)})
+			Remedy: raise + ", or lower limits.max_clients and limits.max_peers"})
 	}
 	x.configuration(n)
 }

@@ -74,7 +74,7 @@ func problemPB(p *health.Problem) *rdsdv1.Problem {
 func (f *Front) examineNode(x *health.Exam) {
 	c := f.deps.Conf()
 	facts := health.Node{State: f.deps.State(), Lonely: c.Lonely(), Loopback: true, Notes: f.deps.Config.Notes(),
-		NoLedger: f.deps.Config.LedgerPath() == "", Need: DescriptorsNeeded(f.deps.Config), Have: f.deps.FDs.Most()}
+		NoLedger: f.deps.Config.LedgerPath() == "", Need: DescriptorsNeeded(f.deps.Config), Have: f.deps.FDs.Most(), Capped: f.deps.Config.Limits.MaxDescriptors != 0}
 	for w := range guard.Kinds {
 		facts.Panics += f.deps.Guard.Count(w)
 	}
