@@ -91,8 +91,8 @@ func (v *validator) rds() {
 	v.check("rds.lanes", between(r.Lanes, 1, 8), "%d is out of range", r.Lanes)
 	v.check("rds.send_buffer_bytes", between(r.SendBufferBytes, minBuf, r.SendBufferMax), "%v is out of range", r.SendBufferBytes)
 	v.check("rds.recv_buffer_bytes", between(r.RecvBufferBytes, minBuf, r.RecvBufferMax), "%v is out of range", r.RecvBufferBytes)
-	v.check("rds.send_buffer_max_bytes", between(r.SendBufferMax, minBuf, v.c.Limits.MemoryBytes), "%v is out of range", r.SendBufferMax)
-	v.check("rds.recv_buffer_max_bytes", between(r.RecvBufferMax, minBuf, v.c.Limits.MemoryBytes), "%v is out of range", r.RecvBufferMax)
+	v.mostOfSocket("rds.send_buffer_max_bytes", r.SendBufferMax)
+	v.mostOfSocket("rds.recv_buffer_max_bytes", r.RecvBufferMax)
 	v.check("rds.tcp_buffer_bytes", r.TCPBufferBytes == 0 || between(r.TCPBufferBytes, 16<<10, 64<<20), "%v is out of range", r.TCPBufferBytes)
 	v.check("rds.hard_limit_factor", between(r.HardLimitFactor, 2, 64), "%d is out of range", r.HardLimitFactor)
 	v.check("rds.reconnect_min", between(r.ReconnectMin.Duration, time.Millisecond, r.ReconnectMax.Duration), "%v is out of range", r.ReconnectMin)
@@ -103,6 +103,21 @@ func (v *validator) rds() {
 	v.check("rds.heartbeat_timeout", r.HeartbeatTimeout.Duration > r.HeartbeatInterval.Duration, "%v is not longer than the interval of %v", r.HeartbeatTimeout, r.HeartbeatInterval)
 	v.check("rds.restart_hold", r.RestartHold.Duration >= 0 && r.RestartHold.Duration <= time.Minute, "%v is out of range", r.RestartHold)
 	v.check("rds.heartbeat_timeout", r.HeartbeatTimeout.Duration <= time.Hour, "%v is out of range", r.HeartbeatTimeout)
+}
+
+// mostOfSocket checks what a socket may have at most. Where that is the default the memory was set too small for it: the line
+// is that of the memory, and what would be right is said of that.
+func (v *validator) mostOfSocket(key string, n Bytes) {
+	memory := v.c.Limits.MemoryBytes
+	if n <= memory {
+		v.check(key, n >= 4<<10, "%v is out of range", n)
+		return
+	}
+	at := v.c.Origin(key)
+	if at.Kind == "default" {
+		at = v.c.Origin("limits.memory_bytes")
+	}
+	v.errs = append(v.errs, &Error{at.String(), key, fmt.Sprintf("%v is more than limits.memory_bytes, %v", n, memory), fmt.Sprintf("at most \"%v\", or more memory", memory)})
 }
 
 func (v *validator) api() {

@@ -189,7 +189,12 @@ func (x *exam) cgroup() {
 		return
 	}
 	if dir, most := x.short(group); dir != "" {
-		x.add(severity, what, fmt.Sprintf("MemoryMax=%d or more in the unit file, or limits.memory_bytes = %d in the configuration", x.need(), max(most-min(most, memoryBesides), 16<<20)),
+		less := max(most-min(most, memoryBesides), 16<<20)
+		remedy := fmt.Sprintf("MemoryMax=%d or more in the unit file, or limits.memory_bytes = %d in the configuration", x.need(), less)
+		if uint64(max(x.c.RDS.SendBufferMax, x.c.RDS.RecvBufferMax)) > less { // or the daemon would not start with it
+			remedy += ", and rds.send_buffer_max_bytes and rds.recv_buffer_max_bytes no more than that"
+		}
+		x.add(severity, what, remedy,
 			"%s (%s) allows %d bytes, and a daemon there may need %d: the kernel would kill it", dir, whose, most, x.need())
 		return
 	}

@@ -81,6 +81,8 @@ func TestFindings(t *testing.T) {
 		"cgroup":      {func(m *Machine) { file(m, "/sys/fs/cgroup/system.slice/rdsd.service/memory.max", "536870912") }, Error, "memory of the control group", "MemoryMax=1140850688"},
 		"cgroup above": {func(m *Machine) { file(m, "/sys/fs/cgroup/system.slice/memory.max", "536870912") }, Error, "memory of the control group",
 			"limits.memory_bytes = 469762048"},
+		"a small cgroup": {func(m *Machine) { file(m, "/sys/fs/cgroup/system.slice/memory.max", "100663296") }, Error, "memory of the control group",
+			"limits.memory_bytes = 33554432 in the configuration, and rds.send_buffer_max_bytes and rds.recv_buffer_max_bytes no more than that"},
 		"disk":     {func(m *Machine) { m.Free = func(string) (uint64, error) { return 1 << 20, nil } }, Error, "state", "make room"},
 		"address":  {func(m *Machine) { m.MTU = func(netip.Addr) (string, int) { return "", 0 } }, Error, "127.0.0.1", "ip addr add"},
 		"MTU":      {func(m *Machine) { m.MTU = func(netip.Addr) (string, int) { return "tun0", 576 } }, Warning, "127.0.0.1", "ip link set tun0 mtu 1500"},
