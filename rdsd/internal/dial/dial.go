@@ -114,6 +114,8 @@ func because(network, addr string, err error) error {
 		return &Error{Unreachable, fmt.Sprintf("cannot reach the daemon at %s: %v", addr, err), err}
 	}
 	switch {
+	case errors.Is(err, syscall.ENOENT) && ringsAnswer(addr):
+		return &Error{Unreachable, fmt.Sprintf("the socket %s was removed while its daemon runs, which goes on with whom it has and refuses a second one beside it; start it again to have the socket: systemctl restart rdsd", addr), err}
 	case errors.Is(err, syscall.ENOENT):
 		return &Error{Unreachable, fmt.Sprintf("no daemon at %s: there is no such socket; %s (or name another with --socket or RDSD_SOCKET)", addr, start), err}
 	case errors.Is(err, syscall.ECONNREFUSED) && notSocket(addr):
@@ -124,6 +126,16 @@ func because(network, addr string, err error) error {
 		return &Error{Denied, fmt.Sprintf("uid %d may not use the daemon's socket %s: it is for its owner and group (mode 0660); join that group or use root", os.Getuid(), addr), err}
 	}
 	return &Error{Unreachable, fmt.Sprintf("cannot reach the daemon at %s: %v", addr, err), err}
+}
+
+// ringsAnswer reports whether a daemon listens at the socket for rings beside that of the API.
+func ringsAnswer(addr string) bool {
+	c, err := net.DialTimeout("unixpacket", addr+".rings", time.Second)
+	if err != nil {
+		return false
+	}
+	c.Close()
+	return true
 }
 
 func notSocket(path string) bool {

@@ -90,3 +90,20 @@ func TestCause(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// TestSocketFileRemoved: a daemon whose socket's file was removed is not taken for one that does not run, beside which another is started.
+func TestSocketFileRemoved(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unixpacket", path+".rings")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = Dial(context.Background(), path)
+	if e, ok := errors.AsType[*Error](err); !ok || e.Reason != Unreachable || !strings.Contains(e.Error(), "was removed while its daemon runs") {
+		t.Errorf("while it runs: %v", err)
+	}
+	l.Close()
+	if _, err = Dial(context.Background(), path); err == nil || !strings.Contains(err.Error(), "there is no such socket") {
+		t.Errorf("without a daemon: %v", err)
+	}
+}
