@@ -100,10 +100,14 @@ const (
 	freeEvery  = 200 * time.Millisecond
 )
 
+// chunksLeast is how far they may grow whatever is resident, if that is no more than a ration: of a small limit the
+// program itself can leave nothing, and a session without any ends again and again.
+const chunksLeast = 2 << 20
+
 // granted is how far chunks that take chunks bytes may grow when so much is resident:
 // a ration, or what is left until Go is as large as its limit would be afterwards.
 func granted(limit, resident, chunks int64) (low, upTo int64) {
-	step := min(ration(limit), max(limit+memorySlack-memoryReserve-resident, 0))
+	step := min(ration(limit), max(limit+memorySlack-memoryReserve-resident, min(ration(limit), chunksLeast)-chunks, 0))
 	return chunks + step/2, chunks + step
 }
 

@@ -79,7 +79,7 @@ func TestChunksAreRationed(t *testing.T) {
 			if low < chunks || upTo < low || upTo-chunks > ration(limit) {
 				t.Fatalf("Go %d MiB, chunks %d MiB: they may grow to %d, and ask from %d on", own>>20, chunks>>20, upTo, low)
 			}
-			if grown := own + upTo; grown > bound && upTo > chunks {
+			if grown := own + upTo; grown > bound && upTo > chunks && upTo > chunksLeast {
 				t.Fatalf("Go %d MiB, chunks %d MiB: %d MiB more bring the process to %d MiB of %d", own>>20, chunks>>20, (upTo-chunks)>>20, grown>>20, int64(bound)>>20)
 			}
 			if l := goLimit(limit, chunks, limit, 0, upTo-chunks); own <= l && l > 16<<20 && upTo-chunks != ration(limit) {

@@ -54,9 +54,11 @@ func TestGrants(t *testing.T) {
 		{0, 5, ration(limit)},
 		{all - ration(limit), 7, ration(limit)},
 		{all - ration(limit) + 1, 7, ration(limit) - 1},
-		{all - 100, 7, 100},
-		{all, 7, 0},
-		{all + 100, 7, 0},
+		{all - 100, chunksLeast, 100},
+		{all, chunksLeast, 0},
+		{all + 100, chunksLeast + 1, 0},
+		{all, 7, chunksLeast - 7}, // what no session can do without
+		{all + 100, chunksLeast - 1, 1},
 	} {
 		if low, upTo := granted(limit, x.resident, x.chunks); low != x.chunks+x.step/2 || upTo != x.chunks+x.step {
 			t.Errorf("%+v: from %d up to %d", x, low, upTo)
