@@ -53,7 +53,9 @@ class Ring(_rings.Handle):
         self._decided: deque[Run] = deque()  # unread; taken from with _deciding
         self._deciding = threading.Lock()
         self.watchers = Watchers(0)  # guarded by watching
-        self.watching = threading.Condition()
+        # For with: a Condition's own __enter__ would leave it locked, interrupted at its end.
+        self.watching = threading.RLock()
+        self.watched = threading.Condition(self.watching)
         self.local = Address("", 0)
         self._instance = 0
 
@@ -197,8 +199,8 @@ class Keeper:
         with self._lock:
             self._rings.add(ring)
             if not self._runs:
-                self._runs = True
                 threading.Thread(target=self._run, name="rdsd-keeper", daemon=True).start()
+                self._runs = True  # it waits for the lock
 
     def remove(self, ring: Ring) -> None:
         with self._lock:

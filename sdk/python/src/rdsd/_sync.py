@@ -120,13 +120,16 @@ class Client:
         except RdsError:
             self._check()  # close is why
             raise
-        sock._requests = Requests(self._bind, port_options(options, sock.local_address))
-        with self._lock:
-            if not self._closed:
+        try:
+            sock._requests = Requests(self._bind, port_options(options, sock.local_address))
+            with self._lock:
+                if self._closed:
+                    raise make(Closed, CLOSED)
                 self._sockets.add(sock)
-                return sock
-        sock.close()
-        raise make(Closed, CLOSED)
+        except BaseException:  # a KeyboardInterrupt, too: nobody else would close it
+            sock.close()
+            raise
+        return sock
 
     def _bind(self, options: BindOptions, limit: float | None) -> Socket:
         until = None if limit is None else time.monotonic() + limit
@@ -149,13 +152,14 @@ class Client:
             with self._lock:  # for close
                 self._check()
                 self._sockets.add(sock)
-            sock._await_bound(None if until is None else max(0.0, until - time.monotonic()))
-        except BaseException:
-            sock.close()
-            raise
-        finally:
+            sock.open(None if until is None else max(0.0, until - time.monotonic()))
             with self._lock:
                 self._sockets.discard(sock)
+        except BaseException:
+            sock.close()
+            with self._lock:
+                self._sockets.discard(sock)
+            raise
         return sock
 
     def close(self) -> None:

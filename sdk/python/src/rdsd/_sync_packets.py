@@ -19,7 +19,7 @@ from typing import Any
 
 from ._calls import Call
 from ._core import SocketCore, State
-from ._errors import ProtocolError, RdsError, TimedOut, make
+from ._errors import DaemonUnavailable, ProtocolError, RdsError, TimedOut, make
 from ._packets import BURST, BUSY_PAUSE, PacketPipe, lost, new_socket, try_connect
 
 #: The socket's thread reads once no caller has driven for so long; seconds.
@@ -34,11 +34,19 @@ class PacketStream:
 
     front_end = "seqpacket"
 
-    def __init__(self, path: str, core: SocketCore, changed: threading.Condition) -> None:
+    def __init__(
+        self,
+        path: str,
+        core: SocketCore,
+        lock: threading.Lock,
+        changed: threading.Condition,
+    ) -> None:
         self._path = path
         self._core = core
         core.sender.by_credit = False  # results are read by callers that wait
-        self._changed = changed  # its lock guards everything here
+        # For with: a Condition's own __enter__ would leave it locked, interrupted at its end.
+        self._lock = lock  # guards everything here
+        self._changed = changed  # of it
         self._sock = new_socket()
         self._pipe: PacketPipe | None = None  # None: not connected
         self._over = False
@@ -73,12 +81,12 @@ class PacketStream:
         poll = self._poller(self._doorbells[1])
         until = self._core.answer_by(time.monotonic())
         try:
-            with self._changed:
+            with self._lock:
                 self._poll = self._poller(self._doorbells[0])
                 self._pipe = PacketPipe(self._sock)
                 self.kick()
             while True:
-                with self._changed:
+                with self._lock:
                     while self._others_read():
                         pass
                     if self._over:
@@ -88,7 +96,7 @@ class PacketStream:
                 if binding and until is not None and time.monotonic() > until:
                     return make(TimedOut, f"the daemon at {self._path} did not answer")
                 self._await(poll, self._doorbells[1], blocked, until if binding else None)
-                with self._changed:
+                with self._lock:
                     if not self._driver:
                         self._serve()
         finally:
@@ -102,8 +110,12 @@ class PacketStream:
         if self._core.error is not None:  # the end of the connection says that it is closed
             pipe.finish()
             return
-        while pipe.takes and (message := self._core.poll(time.monotonic())) is not None:
-            pipe.write(message)
+        try:
+            while pipe.takes and (message := self._core.poll(time.monotonic())) is not None:
+                pipe.write(message)
+        except BaseException:
+            self._torn()
+            raise
         if pipe.blocked:  # whoever polls must now look for room too
             self._ring(1)
             if self._driver != threading.get_ident():
@@ -114,7 +126,7 @@ class PacketStream:
         once when another caller does."""
         me = object()
         try:  # from here on: a KeyboardInterrupt may come between any two steps
-            with self._changed:
+            with self._lock:
                 if call.done or self._over or self._driver or self._pipe is None:
                     return
                 self._drive = me
@@ -125,7 +137,7 @@ class PacketStream:
             poll, doorbell = self._poll, self._doorbells[0]
             while True:
                 self._await(poll, doorbell, blocked, deadline)
-                with self._changed:
+                with self._lock:
                     self._serve(call)
                     if call.done or self._over:
                         return
@@ -134,14 +146,11 @@ class PacketStream:
                     return
         finally:
             if self._drive is me:
-                self._end_drive()
-
-    def _end_drive(self) -> None:
-        with self._changed:
-            self._drive, self._driver = None, 0
-            now = self._drive_ended = time.monotonic()
-            if self._over or self._waiting or now - self._drive_began >= QUIET:
-                self._changed.notify_all()
+                with self._lock:  # and no function, before which another may come
+                    self._drive, self._driver = None, 0
+                    now = self._drive_ended = time.monotonic()
+                    if self._over or self._waiting or now - self._drive_began >= QUIET:
+                        self._changed.notify_all()
 
     def waiting(self, change: int) -> None:
         """So many more callers wait for events. The caller holds the lock."""
@@ -151,7 +160,7 @@ class PacketStream:
 
     def cancel(self) -> None:
         """Breaks the stream off; run ends."""
-        with self._changed:
+        with self._lock:
             if self._pipe is not None:
                 self._pipe.shutdown()
             self._end(None)
@@ -202,6 +211,9 @@ class PacketStream:
             self._end(error)
         except OSError as error:
             self._end(lost(error))
+        except BaseException:
+            self._torn()
+            raise
         if core.has_output:
             self.kick()
 
@@ -212,6 +224,11 @@ class PacketStream:
             self._ring(0)
             self._ring(1)
             self._changed.notify_all()
+
+    def _torn(self) -> None:
+        """A KeyboardInterrupt came between two steps with a message, which may be half sent, or
+        read and not looked at: it would be sent twice, or missing. So the socket binds again."""
+        self._end(make(DaemonUnavailable, "a call was interrupted between two steps of a message"))
 
     def _rouse_driver(self) -> None:
         if self._driver != threading.get_ident():
@@ -240,7 +257,7 @@ class PacketStream:
                 os.eventfd_read(doorbell)
 
     def _close(self) -> None:
-        with self._changed:
+        with self._lock:
             self._over = True
             self._ring(0)
             while self._driver:

@@ -122,7 +122,7 @@ class RingSocket(Ring, Socket):
             self.take_changes()
         except RdsError as error:
             self.watchers.close(error)
-            self.watching.notify_all()
+            self.watched.notify_all()
 
     # -- the end ---------------------------------------------------------------
 
@@ -154,7 +154,7 @@ class RingWatch(CongestionWatch):
                 if sock._changes_read is me:
                     with sock.watching:
                         sock._changes_read = None
-                        sock.watching.notify_all()
+                        sock.watched.notify_all()
 
     def _take(self, deadline: float | None, me: object) -> CongestionEvent | None:
         """An event; None: this call reads, for all."""
@@ -174,7 +174,7 @@ class RingWatch(CongestionWatch):
                 if sock._changes_read is None:
                     sock._changes_read = me
                     return None
-                sock.watching.wait(_left(deadline))
+                sock.watched.wait(_left(deadline))
 
     def _read(self, deadline: float | None) -> None:
         """Waits a moment for an event, for all watches."""
@@ -201,7 +201,7 @@ class RingWatch(CongestionWatch):
             sock.watchers.remove(self._queue)
             self._queue.items.clear()  # nobody reads them any more
             self._queue.ready.close(make(Closed, "the watch is closed"))
-            sock.watching.notify_all()
+            sock.watched.notify_all()
 
 
 class _Slot(RingRoom, Slot):

@@ -8,6 +8,7 @@ of their own, or read the stream themselves where it allows that (``_sync_packet
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -113,7 +114,14 @@ class StreamSocket(Socket):
         self._waiting = 0  # callers that wait for events; guarded by _lock
         self._front_end = ""  # of the stream last opened
         self._thread = threading.Thread(target=self._run, name="rdsd-socket", daemon=True)
+
+    def open(self, limit: float | None) -> None:
+        """Binds. The caller closes it where this raises, also when interrupted."""
         self._thread.start()
+        try:
+            self._wait(self._core.bound, _deadline(limit))
+        except TimedOut:
+            raise make(TimedOut, f"the daemon at {self._target} did not answer") from None
 
     # -- what it is ----------------------------------------------------------
 
@@ -271,7 +279,8 @@ class StreamSocket(Socket):
         """Waits until the stream has ended, which the daemon does."""
         if threading.current_thread() is self._thread:
             return
-        self._thread.join(_CLOSE_WAIT)
+        with contextlib.suppress(RuntimeError):  # interrupted before it began: it has nothing to do
+            self._thread.join(_CLOSE_WAIT)
         if stream is not None and self._thread.is_alive():
             stream.cancel()
             self._thread.join(_CLOSE_WAIT)
@@ -283,12 +292,6 @@ class StreamSocket(Socket):
         end would leave locked. What the core has to say then is for _written."""
         self._guard.check()
         return self._lock
-
-    def _await_bound(self, limit: float | None) -> None:
-        try:
-            self._wait(self._core.bound, _deadline(limit))
-        except TimedOut:
-            raise make(TimedOut, f"the daemon at {self._target} did not answer") from None
 
     def _wait(self, call: Call[T], deadline: float | None) -> T:
         """The value of a call; TimedOut past the deadline, the call left as it is."""
@@ -302,14 +305,18 @@ class StreamSocket(Socket):
 
     def _await_event(self, call: Call[Any], deadline: float | None) -> bool:
         """Whether the call is done by then, by whoever reads the stream."""
-        event = threading.Event()
+        # A plain lock: an Event has one inside that an interrupt may find let go of.
+        asleep = threading.Lock()
+        asleep.acquire()
         with self._lock:
             if call.done:
                 return True
-            call.wake = event.set
+            call.wake = asleep.release
             self._add_waiting(1)
         try:
-            event.wait(_left(deadline))
+            asleep.acquire(
+                timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())
+            )
         finally:
             with self._lock:
                 self._add_waiting(-1)
@@ -454,7 +461,9 @@ class StreamSocket(Socket):
     def _connect(self) -> Stream:
         """By the first way there is."""
         if "seqpacket" in self._ways:
-            packets = PacketStream(control_path(self._target), self._core, self._changed)
+            packets = PacketStream(
+                control_path(self._target), self._core, self._lock, self._changed
+            )
             try:
                 packets.connect()
                 return packets
