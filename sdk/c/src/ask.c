@@ -4,6 +4,7 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "internal.h"
@@ -170,6 +171,26 @@ int rdsd_congested(rdsd_socket *s, const rdsd_addr *to, int64_t timeout)
 	}
 	err = ask(&q, timeout);
 	return err ? err : q.ask.answer.congested;
+}
+
+/*
+ * rdsdi_explain is for a call that failed with err, perhaps because the daemon does not send to this
+ * destination: the flow has the errno alone, and the daemon is asked for the words, for a second at
+ * most. What rdsd_errmsg says stays where it has none.
+ */
+int64_t rdsdi_explain(rdsd_socket *s, const rdsd_addr *to, int64_t err)
+{
+	struct question q = {.op = {.s = s}, .kind = SERVER_CONGESTED_RESULT, .again = true};
+	char words[PB_TEXT];
+
+	if ((err != -EINVAL && err != -EOPNOTSUPP && err != -EHOSTUNREACH && err != -EACCES) || !is_address(to))
+		return err;
+	rdsdi_addr_plain(to, &q.to);
+	snprintf(words, sizeof words, "%s", rdsd_errmsg());
+	(void)ask(&q, RDSD_SEC(1));
+	if (-q.ask.answer.error == err && q.ask.answer.text[0])
+		return rdsdi_fail((int)err, "%s", q.ask.answer.text);
+	return rdsdi_fail((int)err, "%s", words);
 }
 
 /* Watching */

@@ -319,10 +319,16 @@ ssize_t rdsd_send_batch(rdsd_socket *s, rdsd_dgram *dgrams, size_t n, int *error
 	for (size_t i = 0; i < n; i++) {
 		if (dgrams[i].error == PENDING)
 			dgrams[i].error = (int32_t)result;
-		if (!dgrams[i].error)
+		if (!dgrams[i].error) {
 			accepted++;
-		else if (!first)
-			first = i == b.refused ? rdsdi_fail(dgrams[i].error, "%s", words) : dgrams[i].error;
+		} else if (!first) {
+			first = dgrams[i].error;
+			if (i != b.refused)
+				continue;
+			rdsdi_fail(first, "%s", words);
+			if (dgrams[i].data || !dgrams[i].len)
+				(void)rdsdi_explain(s, &dgrams[i].to, first);
+		}
 	}
 	if (error)
 		*error = first;

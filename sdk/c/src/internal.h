@@ -511,6 +511,8 @@ void rdsdi_control_reset(struct rdsdi_ctl *c);
 void rdsdi_control_close_fds(struct rdsdi_ctl *c);
 /* ask.c: sends Monitor when it is due. */
 void rdsdi_monitor(rdsd_socket *s);
+/* err, what a send to a destination ended with, with the daemon's words where it does not send there. */
+int64_t rdsdi_explain(rdsd_socket *s, const rdsd_addr *to, int64_t err);
 /* How long an attempt to bind may take, but for the first of rdsd_bind, which has its caller's time. Tests shorten it. */
 extern _Atomic int64_t rdsdi_attempt_timeout;
 /* An attempt to bind that failed so may succeed later. */

@@ -272,6 +272,8 @@ static int get_result(struct reader r, struct rdsdi_server *m)
 				m->congested = r.value != 0;
 			else if (is(&r, 3, WIRE_VARINT))
 				m->error = (int32_t)r.value;
+			else if (is(&r, 4, WIRE_BYTES))
+				get_text(&r, m->text);
 		}
 	}
 	return more;

@@ -83,7 +83,7 @@ int64_t rdsdi_destination(struct rdsdi_op *op, const rdsd_addr *to, struct rdsdi
 		return rdsdi_send_blocked(op, -EAGAIN, WAITS_FLOW);
 	case -EAGAIN:
 		return rdsdi_send_blocked(op, -EAGAIN, WAITS_EVENT | WAITS_SEND_ROOM);
-	case -EINVAL: /* the daemon gives the errno alone, and these are its two reasons */
+	case -EINVAL: /* the flow has the errno alone, and these are its two reasons; see rdsdi_explain */
 		return rdsdi_because(err, to->port == 1 ? "destination port 1 is reserved for the RDS handshake"
 							: "the destination is a multicast or broadcast address; RDS sends to one node");
 	default:
@@ -408,7 +408,7 @@ static int send_one(rdsd_socket *s, const rdsd_addr *to, const void *data, size_
 	result = rdsdi_run(&r.op, timeout);
 	if (!result && tag)
 		*tag = r.tag;
-	return (int)result;
+	return (int)rdsdi_explain(s, to, result);
 }
 
 int rdsd_send(rdsd_socket *s, const rdsd_addr *to, const void *data, size_t len, uint64_t *tag, int64_t timeout)
@@ -441,5 +441,5 @@ ssize_t rdsd_send_run(rdsd_socket *s, const rdsd_addr *to, const void *data, siz
 	result = rdsdi_run(&r.op, timeout);
 	if (tag)
 		*tag = r.tag;
-	return r.done ? (ssize_t)r.done : result;
+	return r.done ? (ssize_t)r.done : rdsdi_explain(s, to, result);
 }

@@ -704,7 +704,11 @@ static void control(struct fake *f, struct fake_socket *s)
 		CHECK(field(p, len, 2, &p, &len) && endpoint(p, len, &a));
 		to = fake_at(f, a.port);
 		b = put_number(body, 1, id);
-		reply(s, 8, body, put_number(b, 2, to && to->congested), NULL);
+		if (a.family == s->local.family)
+			b = put_number(b, 2, to && to->congested);
+		else
+			b = put_bytes(put_number(b, 3, EOPNOTSUPP), 4, "not of a family", 15);
+		reply(s, 8, body, b, NULL);
 	}
 }
 

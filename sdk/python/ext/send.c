@@ -123,7 +123,17 @@ struct batch {
 	bool whole;
 	PyObject *items;          /* what was given, as a tuple, for the names of destinations */
 	bool known;               /* every destination is */
+	Py_ssize_t said, until;   /* for these refused ones the library had words of its own */
+	char words[PB_TEXT];
 };
+
+/* batch_said keeps what the library said of the refused ones from first on, before until. */
+static void batch_said(struct batch *b, Py_ssize_t first, Py_ssize_t until)
+{
+	b->said = first;
+	b->until = until;
+	snprintf(b->words, sizeof b->words, "%s", rdsd_errmsg());
+}
 
 static void batch_free(struct batch *b)
 {
@@ -248,6 +258,17 @@ static int batch_of_buffer(Handle *h, struct batch *b, PyObject *name, PyObject 
 	return 0;
 }
 
+/* batch_said_first keeps it of the first one, which is what the library speaks of, if that one was refused for good. */
+static void batch_said_first(Handle *h, struct batch *b)
+{
+	Py_ssize_t i = 0;
+
+	while (i < b->n && !b->dgrams[i].error)
+		i++;
+	if (i < b->n && !later(h, b->dgrams[i].error) && b->dgrams[i].error != -EINTR)
+		batch_said(b, i, i + 1);
+}
+
 static int batch_once(Handle *h, rdsd_dgram *d, size_t n, int64_t timeout, bool with_lock, struct rdsdi_jam *whole)
 {
 	PyThreadState *t = part_begin(whole, with_lock);
@@ -358,7 +379,7 @@ static PyObject *batch_result(Handle *h, const struct batch *b, PyObject *only)
 		}
 		if (!errors && !(errors = PyList_New(0)))
 			goto failed;
-		pair = Py_BuildValue("nN", i, error_of(err, NULL));
+		pair = Py_BuildValue("nN", i, error_of(err, i >= b->said && i < b->until ? b->words : NULL));
 		if (!pair || PyList_Append(errors, pair) < 0) {
 			Py_XDECREF(pair);
 			goto failed;
@@ -384,8 +405,10 @@ static PyObject *batch_send(Handle *h, struct batch *b, PyObject *only, bool wai
 	if (b->n && h->process != rdsdi_process) {
 		fail(h, -EBADF);
 	} else {
-		if (b->n && !batch_once(h, b->dgrams, (size_t)b->n, RDSD_NOWAIT, b->known, wait ? &jam : NULL) && wait)
-			err = retry(h, b, timeout, &jam);
+		if (b->n && !batch_once(h, b->dgrams, (size_t)b->n, RDSD_NOWAIT, b->known, wait ? &jam : NULL)) {
+			batch_said_first(h, b);
+			err = wait ? retry(h, b, timeout, &jam) : 0;
+		}
 		rdsdi_jam_end(&jam, &h->sock->tx);
 		if (!err)
 			result = batch_result(h, b, only);
@@ -455,6 +478,8 @@ static size_t note_run(struct batch *b, size_t done, int64_t accepted, bool wait
 		b->dgrams[done + i] = (rdsd_dgram){.tag = tag + i};
 	for (i = done + n; i < (size_t)b->n; i++)
 		b->dgrams[i].error = accepted < 0 && !waits ? (int32_t)accepted : -ETIMEDOUT;
+	if (accepted < 0 && !waits && accepted != -ETIMEDOUT && accepted != -EINTR)
+		batch_said(b, done, b->n);
 	return done + n;
 }
 

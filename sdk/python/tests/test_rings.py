@@ -233,6 +233,26 @@ def test_a_destination_that_cannot_be_is_refused_in_words(bind: Bind) -> None:
             sock.send(to, b"", timeout=5)
 
 
+def test_what_the_daemon_says_of_a_destination_is_said(bind: Bind) -> None:
+    """The flow table has an errno alone: the daemon is asked for the words."""
+    sock, to = bind(), ("10.9.9.9", 5)
+    calls: list[Callable[[], Any]] = [
+        lambda: sock.send(to, b"", timeout=5),
+        lambda: sock.try_send(to, b""),
+        lambda: sock.congested(to, timeout=5),
+        lambda: sock.reserve(to, 5, timeout=5),
+        lambda: sock.request(to, b"", 5),
+        lambda: sock.send_batch([(to, b"")], timeout=5),
+        lambda: sock.try_send_batch([(to, b"")]),
+        lambda: sock.send_run(to, [b"", b""], timeout=5),
+        lambda: sock.send_run(to, b"abcd", 2, timeout=5),
+    ]
+    for call in calls:
+        with pytest.raises(rdsd.RdsError, match=r"10\.9\.9\.9 is not an allowed peer") as caught:
+            call()
+        assert caught.value.errno == errno.EHOSTUNREACH
+
+
 def test_what_a_batch_refuses_is_listed(bind: Bind) -> None:
     a, b = bind(send_buffer=4 << 20, outcomes=True), bind()
     to = b.local_address
