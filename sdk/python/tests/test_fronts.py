@@ -445,6 +445,25 @@ async def test_bad_arguments_are_named(
     assert isinstance(caught.value, ValueError)
 
 
+class Four:
+    """An integer as numpy has them."""
+
+    def __index__(self) -> int:
+        return 4
+
+
+@pytest.mark.parametrize("name", ["send_buffer", "recv_buffer", "recv_window", "congestion_mask"])
+async def test_numbers_are_whole(local_front: Front, daemons: Any, name: str) -> None:
+    client, here = local_front.client(daemons[0].target), (daemons[0].address, 0)
+    for wrong in (65536.0, None, "4"):
+        options: dict[str, Any] = {name: (4, wrong) if name == "recv_window" else wrong}
+        with pytest.raises(TypeError, match="whole number"):
+            await local_front.do(client.bind, here, timeout=30, **options)
+    for right in (True, Four()):
+        options = {name: (right, right) if name == "recv_window" else right}
+        await local_front.do(client.bind, here, timeout=30, **options)
+
+
 async def test_bad_payload_and_destination(front: Front, fake: FakeDaemon) -> None:
     a, b = await pair(front, fake)
     with pytest.raises(rdsd.InvalidArgument, match="str"):

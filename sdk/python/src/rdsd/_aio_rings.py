@@ -142,7 +142,7 @@ class RingSocket(Socket):
         return await self._send_all(run(dst, data, lengths), seconds(timeout))
 
     async def reserve(self, dst: AddressLike, size: int, timeout: Timeout = None) -> AsyncSlot:
-        check_slot(size)
+        size = check_slot(size)
         limit = seconds(timeout)
         return _Slot(
             await self._with_room(dst, lambda: self._ring._reserve(dst, size, None, False), limit)
@@ -197,7 +197,7 @@ class RingSocket(Socket):
         return (await self._received(take, _deadline(seconds(timeout))))[0]
 
     async def recv_batch(self, limit: int = 256, timeout: Timeout = None) -> list[Datagram]:
-        check_limit(limit)
+        limit = check_limit(limit)
         return await self._received(lambda: self._take(limit), _deadline(seconds(timeout)))
 
     async def __aiter__(self) -> AsyncIterator[Datagram]:
@@ -214,7 +214,7 @@ class RingSocket(Socket):
             yield datagram
 
     async def borrow(self, limit: int = 256, timeout: Timeout = None) -> Lease:
-        check_limit(limit)
+        limit = check_limit(limit)
 
         def take() -> list[tuple[Address, memoryview]]:
             if len(self._inbox):  # copied already

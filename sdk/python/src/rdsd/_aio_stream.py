@@ -173,7 +173,7 @@ class StreamSocket(Socket):
         return taken[0]
 
     async def recv_batch(self, limit: int = 256, timeout: Timeout = None) -> list[Datagram]:
-        check_limit(limit)
+        limit = check_limit(limit)
         inbox = self._core.inbox
         return await self._take(inbox.ready, lambda: inbox.take(limit), _deadline(seconds(timeout)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import cast
@@ -60,11 +61,11 @@ def bind_options(
     spin: Timeout,
 ) -> BindOptions:
     datagrams, size = recv_window
-    _positive("recv_window", datagrams, 1, 1 << 20)
-    _positive("recv_window", size, 1, 32 << 20)
-    _positive("send_buffer", send_buffer, 0, 1 << 62)
-    _positive("recv_buffer", recv_buffer, 0, 1 << 62)
-    _positive("congestion_mask", congestion_mask, 0, (1 << 64) - 1)
+    datagrams = _positive("recv_window", datagrams, 1, 1 << 20)
+    size = _positive("recv_window", size, 1, 32 << 20)
+    send_buffer = _positive("send_buffer", send_buffer, 0, 1 << 62)
+    recv_buffer = _positive("recv_buffer", recv_buffer, 0, 1 << 62)
+    congestion_mask = _positive("congestion_mask", congestion_mask, 0, (1 << 64) - 1)
     check_label(label)
     return BindOptions(
         local=to_address(local),
@@ -141,10 +142,10 @@ def payloads(data: Payload | Sequence[Payload], lengths: int | Sequence[int] | N
 
 
 def check_slot(size: int) -> int:
+    size = _whole("size", size)
     if size > MAX_DATAGRAM:
         raise make(TooLarge, f"{size} bytes: a datagram has at most {MAX_DATAGRAM}")
-    _positive("size", size, 0, MAX_DATAGRAM)
-    return size
+    return _positive("size", size, 0, MAX_DATAGRAM)
 
 
 def only_error(error: BatchError) -> RdsError:
@@ -166,8 +167,7 @@ def too_late(error: RdsError) -> RdsError:
 
 
 def check_limit(limit: int) -> int:
-    _positive("limit", limit, 1, (1 << 31) - 1)
-    return limit
+    return _positive("limit", limit, 1, (1 << 31) - 1)
 
 
 def fork_text(pid: int) -> str:
@@ -219,6 +219,16 @@ def as_bytes(payload: Payload) -> bytes:
         ) from None
 
 
-def _positive(name: str, value: int, least: int, most: int) -> None:
+def _positive(name: str, value: int, least: int, most: int) -> int:
+    value = _whole(name, value)
     if not least <= value <= most:
         raise make(InvalidArgument, f"{name} {value}: want {least} to {most}")
+    return value
+
+
+def _whole(name: str, value: int) -> int:
+    """As an int itself: messages and the extension do not take what only behaves like one."""
+    try:
+        return int(operator.index(value))
+    except TypeError:
+        raise TypeError(f"{name} {value!r}: want a whole number") from None

@@ -201,7 +201,7 @@ class StreamSocket(Socket):
         return self._take(inbox.ready, lambda: inbox.take_into(view), deadline)[0]
 
     def recv_batch(self, limit: int = 256, timeout: Timeout = None) -> list[Datagram]:
-        check_limit(limit)
+        limit = check_limit(limit)
         inbox = self._core.inbox
         return self._take(inbox.ready, lambda: inbox.take(limit), _deadline(seconds(timeout)))
 
