@@ -66,6 +66,7 @@ def test_errors_survive_copy_and_pickle() -> None:
     for other in (copy.copy(batch), pickle.loads(pickle.dumps(batch))):
         assert (other.accepted, other.undecided, other.tags) == (2, True, range(5, 8))
         assert str(other) == str(batch)
+    assert str(batch).count("may have been accepted") == 1
 
 
 def test_an_errno_outside_the_table() -> None:

@@ -249,10 +249,9 @@ class BatchError(RdsError):
 
     def __init__(self, errors: Sequence[tuple[int, RdsError]], tags: Sequence[int]) -> None:
         index, first = errors[0]
-        super().__init__(
-            first.errno,
-            f"{len(errors)} of {len(tags)} datagrams not accepted; first number {index}: {first}",
-        )
+        what = f"{len(errors)} of {len(tags)} datagrams not accepted"
+        # strerror: whether one may have been accepted is said once, at the end.
+        super().__init__(first.errno, f"{what}; first number {index}: {first.strerror}")
         self.undecided = any(e.undecided for _, e in errors)
         self.errors = errors
         self.tags = tags
