@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import grpc
 import pytest
-from conftest import Front
+from conftest import FRONT_ENDS, Front, require
 from fake_daemon import FakeDaemon, FakeSocket, key
 
 import rdsd
@@ -670,3 +670,29 @@ async def test_a_client_closed_beside_a_bind(
         await binding
     await closing
     fake.wait_taken_back(0, timeout=60)
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+async def test_another_loop_is_refused(daemons: Any, front_end: rdsd.FrontEnd) -> None:
+    """Nothing would wake it: a call there would end with its time, or never."""
+    require(front_end, daemons[0])
+    async with rdsd.aio.Client(daemons[0].target, front_end=front_end) as client:
+        sock = await client.bind((daemons[0].address, 0))
+        calls: list[Callable[[], Any]] = [sock.recv, sock.__aiter__().__anext__]
+        if front_end != "rings":  # where these need not wait
+            calls += [
+                lambda: sock.send(sock.local_address, b""),
+                lambda: sock.send_batch([(sock.local_address, b"")]),
+                lambda: sock.cancel_sent_to(sock.local_address),
+                sock.flush,
+                lambda: sock.congested(sock.local_address),
+            ]
+        for call in calls:
+
+            def elsewhere(call: Callable[[], Any] = call) -> None:
+                asyncio.run(asyncio.wait_for(call(), 10))
+
+            with pytest.raises(RuntimeError, match="loop"):
+                await asyncio.to_thread(elsewhere)
+        await sock.send(sock.local_address, b"here", timeout=10)
+        assert (await sock.recv(timeout=10)).payload == b"here"

@@ -88,6 +88,7 @@ class StreamSocket(Socket):
         self._core = SocketCore(options)  # owned by the event loop's thread
         self._stream: Stream | None = None
         self._front_end = ""  # of the stream last opened
+        self._loop = asyncio.get_running_loop()
         self._closing = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name="rdsd-socket")
 
@@ -223,7 +224,8 @@ class StreamSocket(Socket):
         return answer
 
     def watch_congestion(self, timeout: Timeout = None) -> StreamWatch:
-        queue = self._open().watch()
+        self._guard.check()
+        queue = self._core.watch()
         self._kick()
         return StreamWatch(self, queue, seconds(timeout))
 
@@ -251,8 +253,14 @@ class StreamSocket(Socket):
     # -- waiting ---------------------------------------------------------------
 
     def _open(self) -> SocketCore:
-        self._guard.check()
+        self._check_owner()
         return self._core
+
+    def _check_owner(self) -> None:
+        """Raises in a forked child, and in a loop that nothing here would ever wake."""
+        self._guard.check()
+        if asyncio.get_running_loop() is not self._loop:
+            raise RuntimeError("the socket belongs to another event loop: the one it was bound in")
 
     async def _await_bound(self, limit: float | None) -> None:
         try:
@@ -341,7 +349,7 @@ class StreamSocket(Socket):
     ) -> list[T]:
         """What take returns once it is not empty."""
         while True:
-            self._guard.check()
+            self._check_owner()
             if taken := take():
                 if self._core.has_output:  # credit
                     self._kick()
