@@ -176,9 +176,10 @@ int rdsd_congested(rdsd_socket *s, const rdsd_addr *to, int64_t timeout)
 /*
  * rdsdi_explain is for a call that failed with err, perhaps because the daemon does not send to this
  * destination: the flow has the errno alone, and the daemon is asked for the words, for a second at
- * most. What rdsd_errmsg says stays where it has none.
+ * most, and for a moment where the call may not wait: it is at the end of a flow. What rdsd_errmsg says stays
+ * where the daemon has none.
  */
-int64_t rdsdi_explain(rdsd_socket *s, const rdsd_addr *to, int64_t err)
+int64_t rdsdi_explain(rdsd_socket *s, const rdsd_addr *to, int64_t err, int64_t timeout)
 {
 	struct question q = {.op = {.s = s}, .kind = SERVER_CONGESTED_RESULT, .again = true};
 	char words[PB_TEXT];
@@ -187,7 +188,7 @@ int64_t rdsdi_explain(rdsd_socket *s, const rdsd_addr *to, int64_t err)
 		return err;
 	rdsdi_addr_plain(to, &q.to);
 	snprintf(words, sizeof words, "%s", rdsd_errmsg());
-	(void)ask(&q, RDSD_SEC(1));
+	(void)ask(&q, timeout == RDSD_NOWAIT ? EXPLAIN_NOWAIT : EXPLAIN_TIME);
 	if (-q.ask.answer.error == err && q.ask.answer.text[0])
 		return rdsdi_fail((int)err, "%s", q.ask.answer.text);
 	return rdsdi_fail((int)err, "%s", words);

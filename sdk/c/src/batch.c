@@ -327,7 +327,7 @@ ssize_t rdsd_send_batch(rdsd_socket *s, rdsd_dgram *dgrams, size_t n, int *error
 				continue;
 			rdsdi_fail(first, "%s", words);
 			if (dgrams[i].data || !dgrams[i].len)
-				(void)rdsdi_explain(s, &dgrams[i].to, first);
+				(void)rdsdi_explain(s, &dgrams[i].to, first, timeout);
 		}
 	}
 	if (error)

@@ -81,7 +81,7 @@ int rdsd_reserve(rdsd_socket *s, const rdsd_addr *to, size_t size, rdsd_slot *sl
 	if (err)
 		return err;
 	rdsdi_check(s);
-	return (int)rdsdi_explain(s, to, rdsdi_run(&r.op, timeout));
+	return (int)rdsdi_explain(s, to, rdsdi_run(&r.op, timeout), timeout);
 }
 
 /* post_slot turns a reservation into a descriptor, which takes over its hold on the flow. */

@@ -408,7 +408,7 @@ static int send_one(rdsd_socket *s, const rdsd_addr *to, const void *data, size_
 	result = rdsdi_run(&r.op, timeout);
 	if (!result && tag)
 		*tag = r.tag;
-	return (int)rdsdi_explain(s, to, result);
+	return (int)rdsdi_explain(s, to, result, timeout);
 }
 
 int rdsd_send(rdsd_socket *s, const rdsd_addr *to, const void *data, size_t len, uint64_t *tag, int64_t timeout)
@@ -441,5 +441,5 @@ ssize_t rdsd_send_run(rdsd_socket *s, const rdsd_addr *to, const void *data, siz
 	result = rdsdi_run(&r.op, timeout);
 	if (tag)
 		*tag = r.tag;
-	return r.done ? (ssize_t)r.done : rdsdi_explain(s, to, result);
+	return r.done ? (ssize_t)r.done : rdsdi_explain(s, to, result, timeout);
 }
