@@ -152,8 +152,8 @@ func (h *Host) session(ctx context.Context, s, raw *MapSpec, strict bool) (*clie
 }
 
 // errQuestioned says that the session is there for questions alone, and is not what a
-// mapping asks for, which would have the question's limits for good.
-var errQuestioned = rdserr.With(rdserr.ErrTimeout, "the session is there for a question, with other limits")
+// mapping asks for, which would have the question's limits and paths for good.
+var errQuestioned = rdserr.With(rdserr.ErrTimeout, "the session is there for a question, with other limits or paths")
 
 // errEnding says that the session is about to be closed. The next of its name begins when that was said to
 // it, and not before: a server that sees the two of them alive at a time takes one of
@@ -168,7 +168,7 @@ func (h *Host) join(ctx context.Context, s, raw *MapSpec, strict bool) (*client,
 		h.mu.Unlock()
 		return nil, errEnding
 	}
-	if c != nil && !c.mapped && raw != nil && c.fits(s) != nil {
+	if c != nil && !c.mapped && raw != nil && (c.fits(s) != nil || !c.goes(s.Paths)) {
 		h.mu.Unlock()
 		return nil, errQuestioned
 	}
@@ -231,6 +231,20 @@ func (c *client) fits(raw *MapSpec) error {
 		}
 	}
 	return nil
+}
+
+// goes tells whether these are the paths of the session.
+func (c *client) goes(paths []PathSpec) bool {
+	defer c.look()()
+	return slices.Equal(c.spec.Paths, paths)
+}
+
+// shares has a mapping of the session be what the session is, whatever was asked for with it. mu is held.
+func (c *client) shares(s *MapSpec) {
+	is := &c.spec
+	s.Paths, s.Policy, s.QueueDepth = slices.Clone(is.Paths), is.Policy, is.QueueDepth
+	s.IOTimeout, s.LossTimeout, s.OnLoss = is.IOTimeout, is.LossTimeout, is.OnLoss
+	s.Unfenced, s.UnfencedAfter, s.MaxReconnects = is.Unfenced, is.UnfencedAfter, is.MaxReconnects
 }
 
 func text(d time.Duration) string {

@@ -208,9 +208,8 @@ func (m *mapping) describe(seen sinces) MappingInfo {
 // describe adds what the session knows of a mapping.
 func (c *client) describe(m *mapping, i *MappingInfo, seen sinces) {
 	defer c.look()()
-	i.SessionID, i.Paths, i.Policy = c.id, slices.Clone(c.spec.Paths), c.spec.Policy
-	i.IOTimeout, i.LossTimeout, i.OnLoss, i.QueueDepth = c.spec.IOTimeout, c.spec.LossTimeout, c.spec.OnLoss, c.spec.QueueDepth
-	i.Unfenced, i.UnfencedAfter, i.MaxReconnects = c.spec.Unfenced, c.spec.UnfencedAfter, c.spec.MaxReconnects
+	i.SessionID = c.id
+	c.shares(&i.MapSpec)
 	st := c.rt.Stats()
 	i.Waiting = st.Queued + st.Stranded
 	var lost rtrs.PathInfo // the path that failed last

@@ -21,7 +21,7 @@ import (
 type mapping struct {
 	h      *Host
 	id     string
-	spec   MapSpec // complete; guarded by Host.mu as far as bringUp changes it: Device, Paths
+	spec   MapSpec // complete; guarded by Host.mu as far as bringUp changes it: Device, and what is the session's
 	ctx    context.Context
 	cancel context.CancelFunc // of bringUp
 	gone   chan struct{}      // closed when nothing of it is left
@@ -182,6 +182,7 @@ func (m *mapping) bringUp(ctx context.Context, raw *MapSpec, strict bool) error 
 		h.mu.Lock()
 		m.c = c
 		m.move(joined)
+		m.takeOver()
 		h.mu.Unlock()
 	}
 	if m.stage == joined {
@@ -202,6 +203,18 @@ func (m *mapping) bringUp(ctx context.Context, raw *MapSpec, strict bool) error 
 		}
 	}
 	return nil
+}
+
+// takeOver has m, which has joined its session, be written down as what that is: m may be the one that makes it at the next
+// start, or the only one that is back then. So have the others the paths that m has brought. mu is held.
+func (m *mapping) takeOver() {
+	defer m.c.look()()
+	m.c.shares(&m.spec)
+	for _, o := range m.h.mappings {
+		if o.c == m.c {
+			o.spec.Paths = m.spec.Paths
+		}
+	}
 }
 
 // deviceError is why this node cannot make a device of a volume that is open.

@@ -3,6 +3,7 @@ package volume
 import (
 	"context"
 	"errors"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -48,6 +49,35 @@ func TestQuestionsLendNoLimits(t *testing.T) {
 		t.Fatal(err)
 	}
 	client.h.release(again)
+}
+
+// TestQuestionsLendNoPaths is the same for the paths that a question was asked over.
+func TestQuestionsLendNoPaths(t *testing.T) {
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	server.start()
+	client.start()
+	mustExport(t, server.h, file(t, "a", 1<<20))
+	ask := MapSpec{Node: server.node(), Name: "a", Paths: server.twoPaths()[1:], Access: AccessRO}
+	if err := client.h.cfg.complete(&ask); err != nil {
+		t.Fatal(err)
+	}
+	question, err := client.h.session(testCtx(t), &ask, nil, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "its path", func() bool { return client.h.Sessions()[0].PathsUp == 1 })
+	want := MapSpec{Node: server.node(), Name: "a"}
+	short, cancel := context.WithTimeout(testCtx(t), 200*time.Millisecond)
+	defer cancel()
+	i, err := client.h.Map(short, want)
+	client.h.release(question)
+	if err == nil {
+		t.Fatalf("mapped over the paths of a question: %+v", i.Paths)
+	}
+	if i := mustMap(t, client.h, want); i.PathCount != 1 || !strings.HasPrefix(i.Paths[0].Dst, server.node()) {
+		t.Errorf("mapped over %+v", i.Paths)
+	}
 }
 
 // TestQuestionsEndNoReader: a question about a volume does not pass for the mapping that reads it and is not back

@@ -2,6 +2,7 @@ package volume
 
 import (
 	"errors"
+	"reflect"
 	"syscall"
 	"testing"
 	"time"
@@ -117,5 +118,36 @@ func TestSessionChanges(t *testing.T) {
 		if got := unfenced(word); got != want {
 			t.Errorf("%s is %v, want %v", word, got, want)
 		}
+	}
+}
+
+// TestSessionIsBackAsItWas: what was asked for with one mapping is the session's, and another one that joined it
+// keeps it over a restart, also where it is the only one that comes back.
+func TestSessionIsBackAsItWas(t *testing.T) {
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	server.start()
+	client.start()
+	for _, name := range []string{"disk", "second", "third"} {
+		mustExport(t, server.h, file(t, name, 8<<20))
+	}
+	paths := server.twoPaths()
+	node := "store" // has no address: what is not the session's cannot be made
+	mustMap(t, client.h, MapSpec{Node: node, Name: "disk", Paths: paths[:1], Policy: "rr", QueueDepth: 8, OnLoss: OnLossError,
+		IOTimeout: 7 * time.Second, LossTimeout: 8 * time.Second, Unfenced: UnfencedWait, UnfencedAfter: time.Minute, MaxReconnects: 9})
+	m := mustMap(t, client.h, MapSpec{Node: node, Name: "second", Persist: true})
+	third := mustMap(t, client.h, MapSpec{Node: node, Name: "third", Paths: paths[1:]}) // its path is the session's from then on
+	if err := client.h.Unmap(testCtx(t), third.ID, true); err != nil {
+		t.Fatal(err)
+	}
+	was, err := client.h.Mapping(m.ID)
+	if err != nil || was.Unfenced != UnfencedWait || was.OnLoss != OnLossError || len(was.Paths) != 2 {
+		t.Fatalf("%+v, %v", was.MapSpec, err)
+	}
+	client.stop()
+	client.start()
+	opensAgain(t, was)
+	if is, err := client.h.Mapping(m.ID); err != nil || !reflect.DeepEqual(is.MapSpec, was.MapSpec) {
+		t.Errorf("it is back as\n%+v, %v, it was\n%+v", is.MapSpec, err, was.MapSpec)
 	}
 }

@@ -2,6 +2,7 @@ package volume
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"net/netip"
 	"os"
@@ -182,8 +183,19 @@ func TestRemovedBeforeAnotherJoins(t *testing.T) {
 	mustExport(t, server.h, file(t, "disk", 8<<20))
 	mustExport(t, server.h, file(t, "second", 8<<20))
 	m := mustMap(t, client.h, MapSpec{Node: "store", Name: "disk", Persist: true, Paths: paths})
-	m2 := mustMap(t, client.h, MapSpec{Node: "store", Name: "second", Persist: true, Paths: []PathSpec{paths[1], {Src: "127.0.0.1", Dst: names.name}}})
+	later := []PathSpec{paths[1], {Src: "127.0.0.1", Dst: names.name}}
+	m2 := mustMap(t, client.h, MapSpec{Node: "store", Name: "second", Persist: true, Paths: later})
 	client.stop()
+	// As an earlier version wrote them: each with what was asked for with it.
+	st := written(t, client)
+	st.Mappings[0].Paths, st.Mappings[1].Paths = paths, later
+	b, err := json.Marshal(st)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(client.cfg.StateDir, stateFile), b, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 
 	_, release := names.hold()
 	defer release()
