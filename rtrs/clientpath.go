@@ -94,6 +94,9 @@ func (p *ClientPath) Info() PathInfo {
 // GivenUp reports whether p is Closed because it is out of attempts: nobody has asked for that.
 func (p *ClientPath) GivenUp() bool { return p.state == Closed && p.want == Reconnecting }
 
+// Removed reports whether p is Dead, or will be when its links are closed.
+func (p *ClientPath) Removed() bool { return p.want == Dead }
+
 // State is where p stands.
 func (p *ClientPath) State() State { return p.state }
 

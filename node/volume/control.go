@@ -310,17 +310,21 @@ func (h *Host) keepPaths(c *client) {
 func (h *Host) RemovePath(ctx context.Context, session string, p PathSpec) error {
 	var of *client
 	err := h.withPath(session, p, func(c *client, now time.Duration, cp *rtrs.ClientPath) error {
-		if len(c.rt.Paths()) == 1 {
+		// One that is on its way out is none to go on by.
+		if !slices.ContainsFunc(c.rt.Paths(), func(o *rtrs.ClientPath) bool { return o != cp && !o.Removed() }) {
 			return rdserr.With(rdserr.ErrBusy, "it is the last path of session %s; unmap what uses it instead, or disconnect it", session)
 		}
-		of = c
-		c.strikeMade(cp)
-		return c.rt.Remove(now, cp)
+		err := c.rt.Remove(now, cp)
+		if err == nil {
+			of = c
+			c.strikeMade(cp)
+		}
+		return err
 	})
 	if rdserr.Errno(err) == rdserr.ErrNotFound.Errno {
 		return h.removeWanted(session, p, err)
 	}
-	if of != nil && err == nil {
+	if err == nil {
 		h.keepPaths(of)
 	}
 	return err

@@ -1,17 +1,21 @@
 package volume
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/internal/await"
+	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rtrs"
+	"github.com/rdsd/rdsd/transport"
 )
 
 // faulty is a server and a client with two paths that go through proxies.
@@ -244,5 +248,52 @@ func TestRemovedPathLeavesNothing(t *testing.T) {
 	s.heal()
 	if err := <-done; err != nil {
 		t.Error(err)
+	}
+}
+
+// stuck makes no link to one address, and does not let go of the attempt before release is closed.
+type stuck struct {
+	transport.OneSidedProvider
+	to      netip.Addr
+	release chan struct{}
+}
+
+func (p stuck) DialOneSided(ctx context.Context, local, remote netip.AddrPort, dom transport.Domain, attr transport.LinkAttr, private []byte) (transport.OneSided, []byte, error) {
+	if remote.Addr() == p.to {
+		<-p.release
+		return nil, nil, rdserr.ErrCanceled
+	}
+	return p.OneSidedProvider.DialOneSided(ctx, local, remote, dom, attr, private)
+}
+
+// TestLastPathStays: a path that is on its way out is none that a session could go on by.
+func TestLastPathStays(t *testing.T) {
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	release := make(chan struct{})
+	free := sync.OnceFunc(func() { close(release) })
+	client.links = func(p transport.OneSidedProvider) transport.OneSidedProvider {
+		return stuck{p, server.cfg.Addresses[1], release}
+	}
+	server.start()
+	client.start()
+	defer free()
+	mustExport(t, server.h, memory("disk", 1<<20))
+	paths := server.twoPaths()
+	m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk", Paths: paths[:1]})
+	if _, err := client.h.AddPath(testCtx(t), m.Session, paths[1]); err != nil {
+		t.Fatal(err)
+	}
+	if err := client.h.RemovePath(testCtx(t), m.Session, paths[1]); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(client.h.Paths()); n != 2 { // it waits for the dial
+		t.Errorf("%d paths while one is on its way out; this shows nothing", n)
+	}
+	is(t, "the other one", client.h.RemovePath(testCtx(t), m.Session, paths[0]), syscall.EBUSY, "last path")
+	free()
+	eventually(t, "one path", func() bool { return len(client.h.Paths()) == 1 })
+	if i, err := client.h.Mapping(m.ID); err != nil || i.State != StateOpen || i.PathsUp != 1 {
+		t.Errorf("%v with %d paths, %v", i.State, i.PathsUp, err)
 	}
 }
