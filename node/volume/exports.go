@@ -473,6 +473,8 @@ func (h *Host) resizeExport(ctx context.Context, name string, size uint64, grow 
 	}
 	var is blk.Info
 	err := h.do(ctx, x.spec.Path, func() (err error) {
+		// One whose caller has given up may be under way. Done after this one it would cut off what this one adds.
+		defer h.waits.alone(x.spec.Path)()
 		var was blk.Info
 		was, is, err = h.resize(x, size, grow)
 		// The last that had it open has closed it meanwhile: those count that have it now, or nobody.

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/rdserr"
@@ -166,4 +167,73 @@ func TestGrowLosesNothing(t *testing.T) {
 	if n, err := server.h.ResizeExport(ctx, "mem", 2<<20); err != nil || n != 2<<20 {
 		t.Errorf("%d bytes, %v", n, err)
 	}
+}
+
+// TestResizesFollowEachOther: one that was given up, because the store is slow, does not cut off what a later one has
+// added, under whatever name the store was meant.
+func TestResizesFollowEachOther(t *testing.T) {
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	asked, release := make(chan struct{}), make(chan struct{})
+	free := sync.OnceFunc(func() { close(release) })
+	var first sync.Once
+	server.wrap = func(name string, d blk.Device) blk.Device {
+		if name != "disk" {
+			return d
+		}
+		return &slowOnce{d, &first, &heldResize{d, asked, release}}
+	}
+	server.start()
+	client.start()
+	defer free()
+	s := file(t, "disk", 4<<20)
+	s.Shared = true
+	mustExport(t, server.h, s)
+	s.Name = "again"
+	mustExport(t, server.h, s)
+	for _, name := range []string{"disk", "again"} {
+		mustMap(t, client.h, MapSpec{Node: server.node(), Name: name, Session: name})
+	}
+	ctx, giveUp := context.WithCancel(testCtx(t))
+	go func() { // ends with the store's first question
+		<-asked
+		giveUp()
+	}()
+	if _, err := server.h.GrowExport(ctx, "disk", 8<<20); !errors.Is(err, rdserr.ErrTimeout) {
+		t.Errorf("given up: %v", err)
+	}
+	done := make(chan error, 1)
+	go func() { // ends after the first, if not before
+		n, err := server.h.GrowExport(testCtx(t), "again", 16<<20)
+		if err == nil && n != 16<<20 {
+			t.Errorf("%d bytes", n)
+		}
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		t.Errorf("the second is done before the first: %v", err)
+		done <- nil
+	case <-time.After(100 * time.Millisecond):
+	}
+	free()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	eventually(t, "its size", func() bool { st, err := os.Stat(s.Path); return err == nil && st.Size() == 16<<20 })
+}
+
+// slowOnce is a store whose first resize is slow's.
+type slowOnce struct {
+	blk.Device
+	first *sync.Once
+	slow  blk.Resizer
+}
+
+func (d *slowOnce) Unwrap() blk.Device { return d.Device }
+
+func (d *slowOnce) Resize(size uint64) error {
+	r, _ := blk.As[blk.Resizer](d.Device)
+	d.first.Do(func() { r = d.slow })
+	return r.Resize(size)
 }

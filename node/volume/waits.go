@@ -21,6 +21,7 @@ type waits struct {
 
 type pathWaits struct {
 	slots chan struct{} // as waits.all
+	one   turn          // of alone
 	refs  int           // callers that have, or wait for, a slot; guarded by waits.mu
 }
 
@@ -47,7 +48,7 @@ func (w *waits) enter(ctx context.Context, path string) (leave func(), err error
 	w.mu.Lock()
 	p := w.paths[path]
 	if p == nil {
-		p = &pathWaits{slots: slots(maxPathWaits)}
+		p = &pathWaits{slots: slots(maxPathWaits), one: newTurn(w.m)}
 		w.paths[path] = p
 	}
 	p.refs++
@@ -73,6 +74,15 @@ func (w *waits) enter(ctx context.Context, path string) (leave func(), err error
 		p.slots <- struct{}{}
 		forget()
 	}, nil
+}
+
+// alone waits until no other that has entered for path is alone; leave ends it.
+func (w *waits) alone(path string) (leave func()) {
+	w.mu.Lock()
+	one := w.paths[path].one
+	w.mu.Unlock()
+	one.Lock()
+	return one.Unlock
 }
 
 // take waits for a slot until ctx ends, and takes one that is free in any case.
