@@ -27,7 +27,7 @@ func (h *Host) Unmap(ctx context.Context, what string, force bool) error {
 	h.mu.Unlock()
 	if err != nil {
 		if rdserr.Errno(err) == rdserr.ErrNotFound.Errno && h.forgetLeft(func(l *leftover) bool { return l.called(what) }) {
-			return h.saveDone("mapping %s has ended", what)
+			return h.saveDone(ctx, "mapping %s has ended", what)
 		}
 		return err
 	}
@@ -67,7 +67,7 @@ func (h *Host) Unmap(ctx context.Context, what string, force bool) error {
 		return rdserr.With(rdserr.ErrTimeout, "mapping %s is on its way out", m.id)
 	}
 	h.ev.add(Event{Kind: EventMapping, Role: RoleClient, Session: m.spec.Session, Mapping: m.id, State: StateUnmapped, Text: "mapping " + m.id + " has ended"})
-	return h.saveDone("mapping %s has ended", m.id)
+	return h.saveDone(ctx, "mapping %s has ended", m.id)
 }
 
 // volume finds the volume of a mapping.
@@ -131,8 +131,8 @@ func (h *Host) Remap(ctx context.Context, what string) (MappingInfo, error) {
 	if err != nil {
 		return MappingInfo{}, fmt.Errorf("remap %s: %w", m.id, err)
 	}
-	m.keep(d) // that it was taken as it is
-	h.save()  // an error is told by the saver, which tries again
+	m.keep(d)     // that it was taken as it is
+	h.saveBy(ctx) // an error is told by the saver, which tries again
 	return h.Mapping(m.id)
 }
 
@@ -276,14 +276,14 @@ func (h *Host) AddPath(ctx context.Context, session string, p PathSpec) (PathInf
 	if err != nil {
 		return PathInfo{}, err
 	}
-	h.keepPaths(c)
+	h.keepPaths(ctx, c)
 	defer c.look()()
 	return c.pathInfo(cp), nil
 }
 
 // keepPaths writes down which paths a session has now. What was removed goes, too, from mappings that are
 // being restored and have not joined it yet; if it was all they had they get those of the session.
-func (h *Host) keepPaths(c *client) {
+func (h *Host) keepPaths(ctx context.Context, c *client) {
 	h.mu.Lock()
 	done := c.look()
 	paths, struck := slices.Clone(c.spec.Paths), slices.Clone(c.struck)
@@ -300,7 +300,7 @@ func (h *Host) keepPaths(c *client) {
 		}
 	}
 	h.mu.Unlock()
-	h.save() // an error is told by the saver, which tries again
+	h.saveBy(ctx) // an error is told by the saver, which tries again
 }
 
 // RemovePath takes a path from a client's session; its requests move to others.
@@ -322,10 +322,10 @@ func (h *Host) RemovePath(ctx context.Context, session string, p PathSpec) error
 		return err
 	})
 	if rdserr.Errno(err) == rdserr.ErrNotFound.Errno {
-		return h.removeWanted(session, p, err)
+		return h.removeWanted(ctx, session, p, err)
 	}
 	if err == nil {
-		h.keepPaths(of)
+		h.keepPaths(ctx, of)
 	}
 	return err
 }

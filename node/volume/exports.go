@@ -43,7 +43,7 @@ func (h *Host) Export(ctx context.Context, s ExportSpec) (ExportInfo, error) {
 	if err != nil {
 		return ExportInfo{}, err
 	}
-	if err := h.save(); s.Persist && err != nil {
+	if err := h.saveBy(ctx); s.Persist && err != nil {
 		h.removeExport(x, true)
 		return ExportInfo{}, err
 	}
@@ -246,7 +246,7 @@ func (h *Host) Unexport(ctx context.Context, name string, force bool) error {
 	left := func(l *leftover) bool { return l.export != nil && l.export.Name == name }
 	if x == nil {
 		if h.forgetLeft(left) {
-			return h.saveDone("volume %q is not exported any more", name)
+			return h.saveDone(ctx, "volume %q is not exported any more", name)
 		}
 		return rdserr.With(rdserr.ErrNotFound, "there is no export %q", name)
 	}
@@ -256,7 +256,7 @@ func (h *Host) Unexport(ctx context.Context, name string, force bool) error {
 	old := h.forgetLeft(left)
 	h.ev.add(Event{Kind: EventExport, Export: name, State: "removed", Text: "volume " + name + " is not exported any more"})
 	if x.spec.Persist || old {
-		return h.saveDone("volume %q is not exported any more", name)
+		return h.saveDone(ctx, "volume %q is not exported any more", name)
 	}
 	return nil
 }

@@ -70,7 +70,7 @@ func (h *Host) Map(ctx context.Context, raw MapSpec) (MappingInfo, error) {
 			return MappingInfo{}, err
 		}
 	}
-	ctx, end, err := h.call(ctx)
+	up, end, err := h.call(ctx)
 	if err != nil {
 		return MappingInfo{}, err
 	}
@@ -79,13 +79,14 @@ func (h *Host) Map(ctx context.Context, raw MapSpec) (MappingInfo, error) {
 	if err != nil {
 		return MappingInfo{}, err
 	}
-	ctx, stop := h.machine.Either(ctx, m.ctx) // which Unmap ends
+	up, stop := h.machine.Either(up, m.ctx) // which Unmap ends
 	defer stop()
 	m.turn.Lock()
-	err = m.bringUp(ctx, &raw, true)
+	err = m.bringUp(up, &raw, true)
 	m.turn.Unlock()
 	if err == nil {
-		if err = h.save(); err != nil && !s.Persist && s.As != AsNBD {
+		// It is there, also if the Host ends meanwhile.
+		if err = h.saveBy(ctx); err != nil && !s.Persist && s.As != AsNBD {
 			err = nil // the data path goes on; Check tells
 		}
 	}

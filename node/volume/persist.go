@@ -9,20 +9,17 @@ import (
 	"github.com/rdsd/rdsd/rdserr"
 )
 
-// save writes down what is there now.
-func (h *Host) save() error { return h.saver.save() }
-
-// saveDone is save of what is done and not taken back: an error that said nothing of that would have it done again, or taken
+// saveDone is saveBy of what is done and not taken back: an error that said nothing of that would have it done again, or taken
 // for undone.
-func (h *Host) saveDone(format string, args ...any) error {
-	err := h.save()
+func (h *Host) saveDone(ctx context.Context, format string, args ...any) error {
+	err := h.saveBy(ctx)
 	if err == nil {
 		return nil
 	}
 	return fmt.Errorf("%s, but a start finds it as it was until that is written down, which is tried again by itself: %w", fmt.Sprintf(format, args...), err)
 }
 
-// saveBy is save until ctx ends.
+// saveBy writes down what is there now, and waits for that until ctx ends.
 func (h *Host) saveBy(ctx context.Context) error { return h.saver.save(ctx.Done()) }
 
 // keepPast writes down what Server.Past tells anew, in the background. Until the

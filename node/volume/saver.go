@@ -69,7 +69,10 @@ func (s *saver) nudge() {
 // is written all the same when the disk goes on.
 func (s *saver) save(bells ...<-chan struct{}) error {
 	a := s.ask(true)
-	if s.m.Wait(Forever, append([]<-chan struct{}{a.done}, bells...)...) != 0 {
+	s.m.Wait(Forever, append([]<-chan struct{}{a.done}, bells...)...)
+	select {
+	case <-a.done: // perhaps in the same moment
+	default:
 		return hereError{rdserr.With(rdserr.ErrTimeout, "volumes.state_dir: the file system has not answered in time")}
 	}
 	if a.err != nil {

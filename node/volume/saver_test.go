@@ -292,7 +292,7 @@ func TestExportThatCannotBeWrittenDown(t *testing.T) {
 	}
 	t.Cleanup(func() { replaceState = replaceFile })
 	server.start()
-	if err := server.h.save(); err != nil {
+	if err := server.h.saveBy(testCtx(t)); err != nil {
 		t.Fatal(err)
 	}
 	full.Store(true)

@@ -93,7 +93,8 @@ func (h *Host) SetSession(ctx context.Context, session string, change SessionCha
 		}
 	}
 	h.mu.Unlock()
-	return c.info(), h.saveDone("session %s is changed", session)
+	err = h.saveDone(ctx, "session %s is changed", session)
+	return c.info(), err
 }
 
 // SetPolicy changes how a client's session chooses among its paths.

@@ -3,11 +3,15 @@ package volume
 import (
 	"context"
 	"errors"
+	"slices"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/rdsd/rdsd/blk/nbd"
+	"github.com/rdsd/rdsd/rdserr"
 )
 
 // stillDisk is a directory that stands still while something is written to it, until release is
@@ -113,4 +117,83 @@ func stateStandsStill(t *testing.T, boot string) {
 	if err := errors.Join(checkPattern(c, 0, 4096, 1, 4096), c.Flush()); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestCallsGiveUpTheDisk: a state directory that stands still keeps no call longer than its caller waits. What is to persist
+// and cannot is not done; what is done stays done, and is written down later.
+func TestCallsGiveUpTheDisk(t *testing.T) {
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	var still atomic.Bool
+	release := make(chan struct{})
+	free := sync.OnceFunc(func() { close(release) })
+	replaceState = func(name string, b []byte) error {
+		if still.Load() && strings.HasPrefix(name, client.cfg.StateDir) {
+			<-release
+		}
+		return replaceFile(name, b)
+	}
+	t.Cleanup(func() { replaceState = replaceFile })
+	server.start()
+	client.start()
+	defer free()
+	for _, name := range []string{"disk", "second", "third"} {
+		mustExport(t, server.h, memory(name, 1<<20))
+	}
+	paths := server.twoPaths()
+	m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk", Paths: paths[:1], Persist: true})
+	gone := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "second", Persist: true})
+	was := file(t, "was", 1<<20)
+	was.Persist = true
+	mustExport(t, client.h, was)
+	more := file(t, "more", 1<<20)
+	more.Persist = true
+	still.Store(true)
+	client.h.saver.mark()
+
+	has := func(name string) bool {
+		return slices.ContainsFunc(client.h.Exports(), func(x ExportInfo) bool { return x.Name == name })
+	}
+	number := func(n int) func() bool { return func() bool { return len(client.h.Mappings()) == n } }
+	way := func(n int) func() bool { return func() bool { return len(client.h.Paths()) == n } }
+	third := MapSpec{Node: server.node(), Name: "third"}
+	for _, c := range []struct {
+		what string
+		late bool // it says so
+		f    func(ctx context.Context) error
+		done func() bool // but for that
+	}{
+		{"map", false, func(ctx context.Context) error { _, err := client.h.Map(ctx, third); return err }, func() bool {
+			i, err := client.h.Mapping(third.Node + ":" + third.Name)
+			return err == nil && i.State == StateOpen
+		}},
+		{"unmap", true, func(ctx context.Context) error { return client.h.Unmap(ctx, gone.ID, true) }, number(2)},
+		{"export", true, func(ctx context.Context) error { _, err := client.h.Export(ctx, more); return err }, func() bool { return has("more") }},
+		{"unexport", true, func(ctx context.Context) error { return client.h.Unexport(ctx, was.Name, false) }, func() bool { return !has("was") }},
+		{"set", true, func(ctx context.Context) error {
+			_, err := client.h.SetSession(ctx, m.Session, SessionChange{MaxReconnects: 7})
+			return err
+		}, func() bool { return client.h.Sessions()[0].MaxReconnects == 7 }},
+		{"add a path", false, func(ctx context.Context) error { _, err := client.h.AddPath(ctx, m.Session, paths[1]); return err }, way(2)},
+		{"remove a path", false, func(ctx context.Context) error { return client.h.RemovePath(ctx, m.Session, paths[1]) }, way(1)},
+	} {
+		done := make(chan error, 1)
+		ctx, giveUp := context.WithCancel(testCtx(t))
+		go func() { done <- c.f(ctx) }() // ends when its caller does not wait any more
+		eventually(t, c.what, c.done)
+		giveUp()
+		select {
+		case err := <-done:
+			if late := errors.Is(err, rdserr.ErrTimeout); late != c.late || err != nil && !late {
+				t.Errorf("%s: %v", c.what, err)
+			}
+		case <-time.After(20 * time.Second):
+			t.Fatalf("%s waits for the disk", c.what)
+		}
+	}
+	free()
+	eventually(t, "all is written down", func() bool {
+		st := written(t, client)
+		return len(st.Exports) == 0 && len(st.Mappings) == 2 && st.Mappings[0].MaxReconnects == 7 && len(st.Mappings[0].Paths) == 1
+	})
 }

@@ -193,7 +193,7 @@ func (c *client) strikeMade(cp *rtrs.ClientPath) {
 
 // removeWanted takes a path that is not there from those that a session wants and has written
 // down, or returns err.
-func (h *Host) removeWanted(session string, p PathSpec, err error) error {
+func (h *Host) removeWanted(ctx context.Context, session string, p PathSpec, err error) error {
 	c, _ := h.clientSession(session)
 	if c == nil {
 		return err
@@ -210,7 +210,7 @@ func (h *Host) removeWanted(session string, p PathSpec, err error) error {
 	}
 	done()
 	if err == nil {
-		h.keepPaths(c)
+		h.keepPaths(ctx, c)
 	}
 	return err
 }
