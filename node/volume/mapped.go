@@ -99,13 +99,15 @@ func (h *Host) Map(ctx context.Context, raw MapSpec) (MappingInfo, error) {
 }
 
 // unwrite takes a mapping that was not made out of the state, in which one that lasts may have been
-// written meanwhile: the next start would make it.
+// written meanwhile: the next start would make it. One that was left to the next start stays.
 func (m *mapping) unwrite() {
 	if !m.spec.lasts() {
 		return
 	}
+	m.turn.Lock() // leave is done, or finds it ending
+	defer m.turn.Unlock()
 	m.h.mu.Lock()
-	m.ending = true
+	m.ending = m.ending || !m.gave
 	m.h.mu.Unlock()
 	m.h.saver.mark()
 }

@@ -210,11 +210,17 @@ func (m *mapping) leave(ctx context.Context) {
 	m.cancel()
 	m.turn.Lock()
 	defer m.turn.Unlock()
+	h := m.h
+	h.mu.Lock()
+	ending := m.ending
+	h.mu.Unlock()
+	if ending { // whoever unmaps it ends it, and the Host waits for that
+		return
+	}
 	was, first := m.finish()
 	if !first {
 		return
 	}
-	h := m.h
 	if was == shown {
 		ctx, cancel := h.machine.Timeout(ctx, frontEnd)
 		if err := m.front.Close(ctx, true); err != nil {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/blk/nbd"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -202,5 +203,31 @@ func TestJoinWithAPathTooMany(t *testing.T) {
 	mustMap(t, client.h, MapSpec{Node: server.node(), Name: "b", Paths: paths}) // which it has
 	if n := len(client.h.Paths()); n != maxPaths {
 		t.Errorf("the session has %d paths, want %d", n, maxPaths)
+	}
+}
+
+// TestUnmapBesideTheEnd: a mapping that is being unmapped as the Host ends is unmapped, and no device of it is left that
+// the next Host does not know.
+func TestUnmapBesideTheEnd(t *testing.T) {
+	server, client, k := withKernel(t)
+	mustExport(t, server.h, file(t, "disk", 8<<20))
+	mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk", As: AsNBD})
+	client.h.mu.Lock()
+	m := client.h.mappings[0]
+	m.ending = true // Unmap has begun
+	client.h.mu.Unlock()
+	m.leave(testCtx(t)) // and Close is faster
+	m.end(true)
+	select {
+	case <-m.gone:
+	default:
+		t.Error("who unmaps it waits for ever")
+	}
+	if attached, _ := k.status(nbd.AnyDevice); attached[0] {
+		t.Error("its device stays")
+	}
+	client.stop()
+	if st := written(t, client); len(st.Mappings) != 0 {
+		t.Errorf("written down: %+v", st.Mappings)
 	}
 }
