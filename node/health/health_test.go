@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -27,20 +26,11 @@ func serving() *Node { return &Node{State: "serving"} }
 func goodPeer() *Peer { return &Peer{Local: here, Remote: there, Allowed: true, Up: 8} }
 
 func goodMapping() *Mapping {
-	return &Mapping{ID: "v1", Node: "store", Name: "disk", Open: true, For: time.Hour, Paths: 2, Up: 2, Done: 9}
+	return &Mapping{ID: "v1", Node: "store", Name: "disk", Open: true, For: time.Hour, Paths: 2, Done: 9}
 }
 
 // with changes a good fact.
 func with[T any](x *T, change func(*T)) *T { change(x); return x }
-
-var mappingDown = []string{"error mapping-down mapping v1"}
-
-// notOpen tells of a mapping that has a path and is not open.
-func notOpen(change func(*Mapping)) func(*Exam) {
-	return func(x *Exam) {
-		x.Mapping(with(goodMapping(), func(m *Mapping) { m.Open, m.LastError = false, "no"; change(m) }))
-	}
-}
 
 // a case of facts, and the problems there are because of them.
 type examCase struct {
@@ -127,29 +117,10 @@ var examCases = []examCase{
 	{"a port here, for long", func(x *Exam) { x.Port(&Port{Endpoint: port, Local: true, For: LongCongested}) }, []string{"error port-congested port 10.0.0.1:4000"}, "its reader", "have the program read"},
 	{"a port there", func(x *Exam) { x.Port(&Port{Endpoint: far, For: time.Hour, Waiting: 2, PID: 5}) },
 		[]string{"warning remote-port-congested port 10.0.0.2:4000"}, "pid 5 (uid 0) does not read fast enough; 2 sockets here waiting", "on 10.0.0.2"},
-	{"a mapping without a path", func(x *Exam) {
-		x.Mapping(with(goodMapping(), func(m *Mapping) { m.Open, m.Up, m.Waiting = false, 0, 3 }))
-	}, []string{"error mapping-down mapping v1"}, "no path to store, so store:disk cannot be used; 3 requests are waiting", "rdsd ping store"},
-	{"one of a node with a port", func(x *Exam) {
-		x.Mapping(with(goodMapping(), func(m *Mapping) { m.Open, m.Up, m.Node = false, 0, "[fd00::7]:16388" }))
-	}, mappingDown, "no path to [fd00::7]:16388, so", "rdsd ping fd00::7"},
-	{"one of an address in brackets", func(x *Exam) {
-		x.Mapping(with(goodMapping(), func(m *Mapping) { m.Open, m.Up, m.Node = false, 0, "[fd00::7]" }))
-	}, mappingDown, "no path", "rdsd ping fd00::7"},
-	{"a mapping of nothing", func(x *Exam) {
-		x.Mapping(with(goodMapping(), func(m *Mapping) { m.Open, m.LastError, m.Errno = false, "no such export", syscall.ENOENT }))
-	}, []string{"error mapping-down mapping v1"}, "store does not have the volume disk: no such export", "export it; then here: rdsd volume remap v1"},
-	{"a mapping of nothing, after a start", notOpen(func(m *Mapping) { m.Errno, m.Init = syscall.ENOENT, true }), mappingDown, "store does not have the volume disk", "export it; it is tried again"},
-	{"a mapping that others have written", notOpen(func(m *Mapping) { m.Errno = syscall.ESTALE }), mappingDown, "store:disk is not what was mapped: no", "look at the data; then rdsd volume remap v1, or unmap it"},
-	{"a mapping that was taken away", notOpen(func(m *Mapping) { m.Errno = syscall.ENOTCONN }), mappingDown, "store has taken the volume disk from this node", "look at the data; then here"},
-	{"a mapping that another writes", notOpen(func(m *Mapping) { m.Errno = syscall.EPERM }), mappingDown, "another session writes the volume disk of store", "on store: rdsd volume show disk says which"},
-	{"a mapping that is not allowed", notOpen(func(m *Mapping) { m.Errno = syscall.EACCES }), mappingDown, "does not let this node have the volume disk", "on store: rdsd volume show disk has its --allow"},
-	{"a mapping that fails there", notOpen(func(m *Mapping) { m.Errno = syscall.EIO }), mappingDown, "store has not opened the volume disk", "on store: rdsd volume check disk"},
-	{"a mapping there is no place for", notOpen(func(m *Mapping) { m.Errno, m.Init, m.Left, m.Up = syscall.EMFILE, true, true, 0 }), mappingDown, "not taken up at the start", "raise volumes.max_mappings"},
-	{"a mapping that was left", notOpen(func(m *Mapping) { m.Errno, m.Init, m.Left, m.Up = syscall.EINVAL, true, true, 0 }), mappingDown, "not taken up at the start", "on this node"},
-	{"a mapping that cannot be written down", notOpen(func(m *Mapping) { m.Errno, m.Init, m.Here, m.Up = syscall.ETIMEDOUT, true, true, 0 }), mappingDown, "cannot be written on this node", "the disk of volumes.state_dir, here"},
-	{"a mapping without a device", notOpen(func(m *Mapping) { m.Errno, m.Init, m.NoDevice = syscall.EPERM, true, true }), mappingDown, "this node cannot make a device of it", "on this node; it is tried again"},
-	{"one path", func(x *Exam) { x.Mapping(with(goodMapping(), func(m *Mapping) { m.Paths, m.Up = 1, 1 })) }, []string{"note one-path mapping v1"}, "one path", "paths add"},
+	{"a mapping that is not open", func(x *Exam) {
+		x.Mapping(with(goodMapping(), func(m *Mapping) { m.Open, m.Why, m.Mend = false, "store does not have it", "export it there" }))
+	}, []string{"error mapping-down mapping v1"}, "store does not have it", "export it there"},
+	{"one path", func(x *Exam) { x.Mapping(with(goodMapping(), func(m *Mapping) { m.Paths = 1 })) }, []string{"note one-path mapping v1"}, "one path", "paths add"},
 	{"a mapping whose store is slow", func(x *Exam) {
 		x.Mapping(with(goodMapping(), func(m *Mapping) { m.Stalled, m.Limit = 29*time.Second, 30*time.Second }))
 	}, []string{"warning volume-stalled mapping v1"}, "a request to store:disk has not been answered for 29s", "on store"},

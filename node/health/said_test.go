@@ -85,25 +85,22 @@ var said = []struct {
 	{"a port there, two wait", func(x *Exam) { x.Port(&Port{Endpoint: far, For: Grace, Waiting: 2, Culprit: port}) }},
 	{"a port there, nobody waits", func(x *Exam) { x.Port(&Port{Endpoint: far, For: time.Hour}) }},
 
-	{"a mapping without a path for a moment less", func(x *Exam) { x.Mapping(&Mapping{ID: "v1", Node: "n", Name: "d", For: Grace - 1, Paths: 2}) }},
-	{"a mapping without a path", func(x *Exam) {
-		x.Mapping(&Mapping{ID: "v1", Node: "n", Name: "d", For: Grace, Paths: 2, Waiting: 1, LastError: "refused"})
-	}},
-	{"a mapping of nothing", func(x *Exam) {
-		x.Mapping(&Mapping{ID: "v1", Node: "n", Name: "d", For: Grace, Paths: 2, Up: 1, Waiting: 2})
+	{"a mapping that is not open for a moment less", func(x *Exam) { x.Mapping(&Mapping{ID: "v1", Node: "n", Name: "d", For: Grace - 1, Paths: 2}) }},
+	{"a mapping that is not open", func(x *Exam) {
+		x.Mapping(&Mapping{ID: "v1", Node: "n", Name: "d", Why: "no path: refused", Mend: "rdsd ping n", For: Grace, Paths: 2, LastError: "refused"})
 	}},
 	{"a mapping that is open, of one path", func(x *Exam) {
-		x.Mapping(&Mapping{ID: "v1", Node: "n", Name: "d", Open: true, For: time.Hour, Paths: 1, Up: 1})
+		x.Mapping(&Mapping{ID: "v1", Node: "n", Name: "d", Open: true, For: time.Hour, Paths: 1})
 	}},
 	{"a mapping of no path yet", func(x *Exam) { x.Mapping(&Mapping{ID: "v1", Node: "n", Name: "d", Open: true}) }},
 	{"a request has failed", func(x *Exam) {
-		x.Mapping(&Mapping{ID: "v1", Node: "n", Name: "d", Open: true, Paths: 2, Up: 2, Failed: 1, Done: 1})
+		x.Mapping(&Mapping{ID: "v1", Node: "n", Name: "d", Open: true, Paths: 2, Failed: 1, Done: 1})
 	}},
 	{"a request waits for less than the I/O timeout", func(x *Exam) {
-		x.Mapping(&Mapping{ID: "v1", Node: "n", Name: "d", Open: true, Paths: 2, Up: 2, Stalled: 30*time.Second - 1, Limit: 30 * time.Second})
+		x.Mapping(&Mapping{ID: "v1", Node: "n", Name: "d", Open: true, Paths: 2, Stalled: 30*time.Second - 1, Limit: 30 * time.Second})
 	}},
 	{"a request waits for the I/O timeout", func(x *Exam) {
-		x.Mapping(&Mapping{ID: "v1", Node: "n", Name: "d", Open: true, Paths: 2, Up: 2, Stalled: 30 * time.Second, Limit: 30 * time.Second})
+		x.Mapping(&Mapping{ID: "v1", Node: "n", Name: "d", Open: true, Paths: 2, Stalled: 30 * time.Second, Limit: 30 * time.Second})
 	}},
 	{"a session without failovers", func(x *Exam) { x.Session(&Session{Name: "s"}) }},
 	{"a session with one that had no fence", func(x *Exam) { x.Session(&Session{Name: "s", Unfenced: 1, At: "after 40s"}) }},

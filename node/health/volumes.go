@@ -3,10 +3,7 @@ package health
 import (
 	"cmp"
 	"fmt"
-	"net"
 	"net/netip"
-	"strings"
-	"syscall"
 	"time"
 )
 
@@ -14,16 +11,11 @@ import (
 type Mapping struct {
 	ID, Node, Name string
 	Open           bool
+	Why, Mend      string        // where it is not: why, and what mends that
 	SyncLost       bool          // no flush succeeds
-	Init           bool          // it has not been open yet, and is tried again
-	Left           bool          // it was not taken up at the start, and is not tried again
-	Here           bool          // the last error is of this node alone: it cannot write what is persistent
-	NoDevice       bool          // it is too: it cannot make a device of it
 	For            time.Duration // in this state
 	LastError      string
-	Errno          syscall.Errno // of LastError
-	Paths, Up      int           // of its session
-	Waiting        uint64        // requests to it that have not completed
+	Paths          int           // of its session
 	Failed, Done   uint64        // requests since it was mapped
 	FailedAgo      time.Duration // the last of these; 0: not known
 	Stalled        time.Duration // its oldest request waits for so long, if that is too long; else 0
@@ -34,12 +26,7 @@ type Mapping struct {
 func (x *Exam) Mapping(m *Mapping) {
 	subject := "mapping " + m.ID
 	if !m.Open && m.For >= Grace {
-		p := Problem{Code: MappingDown, Severity: Error, Subject: subject, Since: m.For}
-		p.Text, p.Remedy = m.down()
-		if m.LastError != "" {
-			p.Text += ": " + m.LastError
-		}
-		x.add(p)
+		x.add(Problem{Code: MappingDown, Severity: Error, Subject: subject, Since: m.For, Text: m.Why, Remedy: m.Mend})
 	}
 	x.stalled(subject, m.Stalled, m.Limit, fmt.Sprintf("a request to %s:%s has not been answered for %s, though a path is connected", m.Node, m.Name, lasted(m.Stalled)),
 		fmt.Sprintf("on %s: rdsd check, and the kernel's log: the store there stands still or is slow, and requests go on with it", m.Node))
@@ -52,49 +39,6 @@ func (x *Exam) Mapping(m *Mapping) {
 		return
 	}
 	x.failed(subject, "it was mapped", m.Failed, m.Done, m.FailedAgo, m.LastError)
-}
-
-// down is why it is not open, and what mends that. Only some of it is the other node's to mend; and to remap a
-// volume that others have changed would have who uses it go on over that.
-func (m *Mapping) down() (text, remedy string) {
-	then, who := "; then here: rdsd volume remap "+m.ID, fmt.Sprintf("on %s: rdsd volume show %s", m.Node, m.Name)
-	if m.Init {
-		then = "; it is tried again by itself"
-	}
-	switch {
-	case m.Left && m.Errno == syscall.EMFILE:
-		return "it was not taken up at the start", "raise volumes.max_mappings and systemctl restart rdsd; or rdsd volume unmap " + m.ID
-	case m.Left:
-		return "it was not taken up at the start", "mend that on this node and systemctl restart rdsd; or rdsd volume unmap " + m.ID
-	case m.Here:
-		return "what is persistent cannot be written on this node, and before that it is not mapped again", "see to the disk of volumes.state_dir, here; it is tried again by itself"
-	case m.NoDevice:
-		return "this node cannot make a device of it", "mend that on this node; it is tried again by itself"
-	case m.Up == 0:
-		return fmt.Sprintf("no path to %s, so %s:%s cannot be used; %s", m.Node, m.Node, m.Name, was(int(m.Waiting), "request", "requests")+" waiting"),
-			"rdsd volume paths shows what each path fails of; rdsd ping " + withoutPort(m.Node)
-	}
-	switch m.Errno {
-	case syscall.ENOENT:
-		return fmt.Sprintf("%s does not have the volume %s", m.Node, m.Name), fmt.Sprintf("on %s: rdsd volume ls, and export it%s", m.Node, then)
-	case syscall.ESTALE:
-		return fmt.Sprintf("%s:%s is not what was mapped", m.Node, m.Name), "look at the data; then rdsd volume remap " + m.ID + ", or unmap it and map it anew"
-	case syscall.ENOTCONN:
-		return fmt.Sprintf("%s has taken the volume %s from this node", m.Node, m.Name), who + " says who writes it now; look at the data" + then
-	case syscall.EPERM:
-		return fmt.Sprintf("another session writes the volume %s of %s", m.Name, m.Node), who + " says which; once it has ended, look at the data" + then
-	case syscall.EACCES:
-		return fmt.Sprintf("%s does not let this node have the volume %s", m.Node, m.Name), who + " has its --allow and --allow-session; mend them, or the rules there" + then
-	}
-	return fmt.Sprintf("%s has not opened the volume %s", m.Node, m.Name), fmt.Sprintf("on %s: rdsd volume check %s, and rdsd errors%s", m.Node, m.Name, then)
-}
-
-// withoutPort is a node as commands take one that is not for volumes: its port there is another one.
-func withoutPort(node string) string {
-	if host, _, err := net.SplitHostPort(node); err == nil {
-		return host
-	}
-	return strings.Trim(node, "[]")
 }
 
 // stalled tells of a request that takes too long.

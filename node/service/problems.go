@@ -158,7 +158,10 @@ func tellReader(p *health.Port, r datagram.PortReader) {
 func examineVolumes(x *health.Exam, h *volume.Host, now time.Time) {
 	for _, m := range h.Mappings() {
 		f := health.Mapping{ID: m.ID, Node: m.Node, Name: m.Name, Open: m.State == volume.StateOpen, For: now.Sub(m.Since), LastError: m.LastError,
-			Init: m.State == volume.StateInit, Left: m.Left, Here: m.Here, NoDevice: m.NoDevice, SyncLost: m.SyncLost, Errno: m.Errno, Paths: m.PathCount, Up: m.PathsUp, Waiting: m.Pending()}
+			SyncLost: m.SyncLost, Paths: m.PathCount}
+		if !f.Open {
+			f.Why, f.Mend = m.NotOpen()
+		}
 		f.Failed, f.Done = requests(m.Ops)
 		f.FailedAgo = m.FailedAgo
 		if f.Limit = m.IOTimeout; m.Stalled() {

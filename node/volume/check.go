@@ -3,6 +3,7 @@ package volume
 import (
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"strings"
 	"time"
@@ -69,12 +70,9 @@ func worseFrom(d, limit time.Duration) string {
 
 func (k *checks) mapping(m *MappingInfo) {
 	n, what := len(k.list), "mapping "+m.ID
-	switch {
-	case m.State == StateClosed && m.PathsUp == 0:
-		k.add(SeverityError, what, "see to the paths of session "+m.Session, "no path to %s; %d of its requests wait", m.Node, m.Pending())
-	case m.State == StateInit || m.State == StateClosed:
-		text, fix := m.notOpen()
-		k.add(SeverityError, what, fix, "%s: %s", text, m.LastError)
+	if m.State == StateInit || m.State == StateClosed {
+		text, fix := m.NotOpen()
+		k.add(SeverityError, what, fix, "%s", text)
 	}
 	if m.State == StateOpen {
 		if m.As == AsSocket {
@@ -103,38 +101,59 @@ func (k *checks) mapping(m *MappingInfo) {
 	k.ok(n, what, "open, %d paths of %d connected", m.PathsUp, m.PathCount)
 }
 
-// notOpen is why it is not open, and what mends that. Only some of it is the other node's to mend, and to
-// remap a volume that others have changed would have who uses it go on over that.
+// NotOpen is why it is not open, with the last error, and what mends that. Only some of it is the other node's to mend, and
+// to remap a volume that others have changed would have who uses it go on over that.
+func (m *MappingInfo) NotOpen() (text, fix string) {
+	text, fix = m.notOpen()
+	if m.LastError != "" {
+		text += ": " + m.LastError
+	}
+	return text, fix
+}
+
+// notOpen is NotOpen without the last error.
 func (m *MappingInfo) notOpen() (text, fix string) {
-	then := ", then remap " + m.ID
+	volume, show := m.Node+":"+m.Name, fmt.Sprintf("on %s: rdsd volume show %s", m.Node, m.Name)
+	then := "; then here: rdsd volume remap " + m.ID
 	if m.State == StateInit {
 		then = "; it is tried again by itself"
 	}
 	switch {
+	case m.State == StateUnmapped:
+		return "it is being unmapped", "wait: that takes seconds, whatever the other node does"
 	case m.Left && m.Errno == rdserr.ErrTooMany.Errno:
-		return "it was not taken up at the start", "raise volumes.max_mappings and start the daemon again, or unmap " + m.ID
+		return "it was not taken up at the start", "raise volumes.max_mappings and systemctl restart rdsd; or rdsd volume unmap " + m.ID
 	case m.Left:
-		return "it was not taken up at the start", "see to that on this node and start the daemon again, or unmap " + m.ID
+		return "it was not taken up at the start", "mend that on this node and systemctl restart rdsd; or rdsd volume unmap " + m.ID
 	case m.Here:
-		return "what is persistent cannot be written here", "see to the disk of volumes.state_dir on this node; it is tried again by itself"
+		return "what is persistent cannot be written on this node, and before that it is not mapped again", "see to the disk of volumes.state_dir, here; it is tried again by itself"
 	case m.NoDevice:
 		return "this node cannot make a device of it", "mend that on this node; it is tried again by itself"
 	case m.PathsUp == 0: // then nobody there was asked about the volume
-		return "no path to " + m.Node, "see that it can be reached, and to the paths of session " + m.Session + then
+		return fmt.Sprintf("no path to %s, so %s cannot be used; waiting requests: %d", m.Node, volume, m.Pending()),
+			fmt.Sprintf("rdsd volume paths shows what each path of session %s fails of; rdsd ping %s", m.Session, withoutPort(m.Node))
 	}
 	switch m.Errno {
 	case rdserr.ErrNotFound.Errno:
-		return "the server does not have the volume", "export it on " + m.Node + then
+		return fmt.Sprintf("%s does not have the volume %s", m.Node, m.Name), fmt.Sprintf("on %s: rdsd volume ls, and export it%s", m.Node, then)
 	case rnbd.ErrStale.Errno:
-		return "the volume is not what was mapped", "look at the data; then remap " + m.ID + ", or unmap it and map it anew"
+		return volume + " is not what was mapped", "look at the data; then rdsd volume remap " + m.ID + ", or unmap it and map it anew"
 	case rnbd.ErrNotOpen.Errno:
-		return "the server has taken the volume from this session", "see who writes it now (rdsd volume show " + m.Name + " on " + m.Node + ") and look at the data" + then
+		return fmt.Sprintf("%s has taken the volume %s from this node", m.Node, m.Name), show + " says who writes it now; look at the data" + then
 	case rnbd.ErrWriter.Errno:
-		return "another session writes the volume", "see who that is (rdsd volume show " + m.Name + " on " + m.Node + "); once it has ended look at the data" + then
+		return fmt.Sprintf("another session writes the volume %s of %s", m.Name, m.Node), show + " says which; once it has ended, look at the data" + then
 	case rdserr.ErrPerm.Errno:
-		return "the server does not let this node have the volume", "see to --allow and --allow-session of the export, and the rules, on " + m.Node + then
+		return fmt.Sprintf("%s does not let this node have the volume %s", m.Node, m.Name), show + " has its --allow and --allow-session; mend them, or the rules there" + then
 	}
-	return "the server has not opened the volume", "see that " + m.Node + " can be reached, and to the volume there (rdsd volume check " + m.Name + ")" + then
+	return fmt.Sprintf("%s has not opened the volume %s", m.Node, m.Name), fmt.Sprintf("on %s: rdsd volume check %s, and rdsd errors%s", m.Node, m.Name, then)
+}
+
+// withoutPort is a node as commands take one that is not for volumes: its port there is another one.
+func withoutPort(node string) string {
+	if host, _, err := net.SplitHostPort(node); err == nil {
+		return host
+	}
+	return strings.Trim(node, "[]")
 }
 
 func (k *checks) export(ctx context.Context, h *Host, x *ExportInfo) {

@@ -18,26 +18,32 @@ func TestWhyAMappingIsNotOpen(t *testing.T) {
 	init, left := closed, closed
 	init.State = StateInit
 	left.State, left.Left, left.PathsUp = StateInit, true, 0
-	away := init
+	away, pathless := init, closed
 	away.PathsUp = 0
+	pathless.PathsUp, pathless.Waiting = 0, 9 // of its session
+	pathless.Ops = []OpCounters{{Submitted: 5, Completed: 2}}
+	port, brackets := pathless, pathless
+	port.Node, brackets.Node = "[fd00::7]:16388", "[fd00::7]"
 	for name, c := range map[string]struct {
 		m         MappingInfo
 		err       error
 		text, fix string
 	}{
-		"no path":              {func() MappingInfo { m := closed; m.PathsUp = 0; return m }(), errNoPath, "no path to store", "paths of session s"},
-		"ENOENT":               {closed, rdserr.ErrNotFound, "the server does not have the volume", "export it on store, then remap v1"},
-		"ENOENT, after start":  {init, rdserr.ErrNotFound, "the server does not have the volume", "export it on store; it is tried again"},
-		"ESTALE":               {closed, rnbd.ErrStale, "not what was mapped", "look at the data; then remap v1, or unmap"},
-		"ENOTCONN":             {closed, rnbd.ErrNotOpen, "has taken the volume from this session", "look at the data, then remap v1"},
-		"EPERM":                {closed, rnbd.ErrWriter, "another session writes", "who that is"},
+		"no path":              {pathless, errNoPath, "no path to store, so store:disk cannot be used; waiting requests: 3: there is no path", "path of session s fails of; rdsd ping store"},
+		"no path, a port":      {port, errNoPath, "no path to [fd00::7]:16388, so", "rdsd ping fd00::7"},
+		"no path, brackets":    {brackets, errNoPath, "no path", "rdsd ping fd00::7"},
+		"ENOENT":               {closed, rdserr.ErrNotFound, "store does not have the volume disk", "export it; then here: rdsd volume remap v1"},
+		"ENOENT, after start":  {init, rdserr.ErrNotFound, "store does not have the volume disk", "export it; it is tried again"},
+		"ESTALE":               {closed, rnbd.ErrStale, "store:disk is not what was mapped", "look at the data; then rdsd volume remap v1, or unmap"},
+		"ENOTCONN":             {closed, rnbd.ErrNotOpen, "store has taken the volume disk from this node", "look at the data; then here: rdsd volume remap v1"},
+		"EPERM":                {closed, rnbd.ErrWriter, "another session writes the volume disk of store", "on store: rdsd volume show disk says which"},
 		"EACCES":               {closed, rdserr.ErrPerm, "does not let this node", "--allow"},
 		"EACCES, after start":  {init, rdserr.ErrPerm, "does not let this node", "it is tried again"},
 		"EIO":                  {closed, rdserr.ErrIO, "has not opened", "rdsd volume check disk"},
-		"ETIMEDOUT":            {init, rdserr.ErrTimeout, "has not opened", "can be reached"},
-		"ETIMEDOUT, state_dir": {init, hereError{rdserr.ErrTimeout}, "cannot be written here", "volumes.state_dir on this node"},
-		"EPERM of a path":      {away, rdserr.ErrPerm, "no path to store", "paths of session s; it is tried again"},
-		"EACCES of a path":     {away, syscall.EACCES, "no path to store", "paths of session s; it is tried again"},
+		"ETIMEDOUT":            {init, rdserr.ErrTimeout, "has not opened", "rdsd volume check disk"},
+		"ETIMEDOUT, state_dir": {init, hereError{rdserr.ErrTimeout}, "cannot be written on this node", "the disk of volumes.state_dir, here"},
+		"EPERM of a path":      {away, rdserr.ErrPerm, "no path to store", "path of session s"},
+		"EACCES of a path":     {away, syscall.EACCES, "no path to store", "path of session s"},
 		"EPERM of a device":    {init, deviceError{syscall.EPERM}, "cannot make a device", "on this node; it is tried again"},
 		"EMFILE, left":         {left, rdserr.ErrTooMany, "not taken up at the start", "raise volumes.max_mappings"},
 		"EINVAL, left":         {left, rdserr.ErrInvalid, "not taken up at the start", "on this node"},
@@ -48,7 +54,7 @@ func TestWhyAMappingIsNotOpen(t *testing.T) {
 		if len(k.list) != 1 || k.list[0].Severity != SeverityError || !strings.Contains(k.list[0].Text, c.text) || !strings.Contains(k.list[0].Fix, c.fix) {
 			t.Errorf("%s: %+v; want %q and %q in it", name, k.list, c.text, c.fix)
 		}
-		if errno := rdserr.Errno(c.err); errno != syscall.ENOENT && strings.HasPrefix(k.list[0].Text, "the server does not have the volume") {
+		if errno := rdserr.Errno(c.err); errno != syscall.ENOENT && strings.HasPrefix(k.list[0].Text, "store does not have the volume") {
 			t.Errorf("%s: %s", name, k.list[0].Text)
 		}
 	}
@@ -80,4 +86,12 @@ func TestWithoutPathThatIsWhy(t *testing.T) {
 		t.Error(err)
 	}
 	<-read
+}
+
+// TestWhyAnUnmappedOneIsNotOpen: nothing is said of the other node, which was not asked.
+func TestWhyAnUnmappedOneIsNotOpen(t *testing.T) {
+	m := MappingInfo{MapSpec: MapSpec{ID: "v1", Node: "store", Name: "disk"}, State: StateUnmapped, PathsUp: 1, PathCount: 1}
+	if text, _ := m.NotOpen(); text != "it is being unmapped" {
+		t.Error(text)
+	}
 }
