@@ -85,6 +85,7 @@ type operand struct {
 	mapped bool   // file is the device of a mapping
 	absent bool   // it is a volume that nothing usable is mapped of
 	unused error  // why not the mapping there is
+	id     string // of the mapping there is
 	volume image.Volume
 	source *image.File
 	target *image.File
@@ -173,10 +174,14 @@ func (a *app) openOperands(ctx context.Context, src, dst *operand, o copyOptions
 	if !src.isVolume() && !dst.isVolume() {
 		return usagef("neither %s nor %s is a volume (NODE:NAME, or a mapping that rdsd volume ls shows); cp copies files", src.arg, dst.arg)
 	}
+	from, read, _ := parseVolume("volume", src.arg)
+	to, written, _ := parseVolume("volume", dst.arg)
+	if src.id != "" && src.id == dst.id || src.absent && dst.absent && from == to && read == written {
+		// Who writes it meanwhile would have older blocks over newer ones.
+		return usagef("%s and %s are the same volume", src.arg, dst.arg)
+	}
 	if len(paths) > 0 && src.absent && dst.absent {
 		// Both would be looked for at its end, and a volume of the other name, or the source itself, be written.
-		from, _, _ := parseVolume("volume", src.arg)
-		to, _, _ := parseVolume("volume", dst.arg)
 		if from != to {
 			return usagef("--path cannot lead to both %s and %s; map one of them first (rdsd volume map)", src.arg, dst.arg)
 		}
@@ -256,6 +261,9 @@ func (a *app) resolve(ctx context.Context, x *operand) error {
 		bounded, cancel := a.bounded(ctx)
 		defer cancel()
 		m, err := v.Mapping(bounded, x.arg)
+		if err == nil {
+			x.id = m.ID
+		}
 		switch {
 		case err == nil && copys(m) != nil:
 			return copys(m)
