@@ -39,6 +39,7 @@ type fakeVerbs struct {
 	Window    int           // places of the send queue that the device has less than it said
 	RejectAll uint16        // reason
 	holdRTU   chan struct{} // connections are established when it is closed
+	dialled   func(*fakeQP) // called before Dial returns
 
 	fab     *fabric
 	r       *reactor.Reactor

@@ -77,6 +77,9 @@ func (v *fakeVerbs) Dial(ctx context.Context, local, remote netip.AddrPort, q QP
 				l.v.r.Do(a.by.h.Established)
 			}()
 		}
+		if v.dialled != nil {
+			v.dialled(q.(*fakeQP))
+		}
 		return Peer{Local: local, Remote: remote, Param: rsp}, nil
 	case private := <-a.reject:
 		return Peer{}, &Rejected{Remote: remote, Reason: ReasonConsumer, Private: private}

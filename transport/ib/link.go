@@ -32,10 +32,11 @@ type link struct {
 	p             *Provider
 	d             *domain
 	qp            QP
-	local, remote netip.AddrPort
-	recvs         int         // slots
-	again         func()      // turn, made once
-	fault         func(error) // Fault, likewise
+	to            netip.AddrPort // what it was made for; the device may speak before local and remote are known
+	local, remote netip.AddrPort // of the connection
+	recvs         int            // slots
+	again         func()         // turn, made once
+	fault         func(error)    // Fault, likewise
 
 	silent atomic.Bool // nothing is told any more but Closed
 	live   atomic.Bool // it was started, and is not to end
@@ -82,7 +83,7 @@ const (
 // newLink makes a link whose queue pair is to be connected with remote.
 func newLink(d *domain, attr transport.LinkAttr, remote netip.AddrPort) (*link, error) {
 	p := d.p
-	l := &link{p: p, d: d, remote: remote, recvs: min(max(attr.Recvs, 1), p.info.MaxRecvs)}
+	l := &link{p: p, d: d, to: remote, remote: remote, recvs: min(max(attr.Recvs, 1), p.info.MaxRecvs)}
 	l.again, l.fault = l.turn, l.Fault
 	sends := min(max(attr.Sends, 1), p.info.MaxSends, maxPlaces)
 	queues := QPConfig{Sends: sends, Recvs: l.recvs}
@@ -136,7 +137,7 @@ func (l *link) memory(n, price int) ([]byte, error) {
 // grow charges for n bytes, shrink gives them back. mu is held.
 func (l *link) grow(n int) error {
 	if l.p.Charge != nil {
-		if err := l.p.Charge(l.remote.Addr(), n); err != nil {
+		if err := l.p.Charge(l.to.Addr(), n); err != nil {
 			return err
 		}
 	}
@@ -147,7 +148,7 @@ func (l *link) grow(n int) error {
 func (l *link) shrink(n int) {
 	l.reserved -= n
 	if l.p.Charge != nil && n != 0 {
-		l.p.Charge(l.remote.Addr(), -n)
+		l.p.Charge(l.to.Addr(), -n)
 	}
 }
 
@@ -179,7 +180,7 @@ func (l *link) Start(h transport.OneSidedHandler, recvBytes int) {
 	}
 	if l.why == nil {
 		if err := l.receive(recvBytes); err != nil {
-			l.fail(fmt.Errorf("ib: receives from %v: %w", l.remote, err))
+			l.fail(fmt.Errorf("ib: receives from %v: %w", l.to, err))
 		}
 	}
 	l.live.Store(l.why == nil)
@@ -215,7 +216,7 @@ func (l *link) slotOf(id uint64) Slot {
 func (l *link) Grant(p []byte, at uint64) (key uint32, addr uint64) {
 	key, addr, err := l.d.expose(p, at)
 	if err != nil {
-		l.stop(fmt.Errorf("ib: memory for %v: %w", l.remote, err))
+		l.stop(fmt.Errorf("ib: memory for %v: %w", l.to, err))
 	}
 	return key, addr
 }
@@ -279,7 +280,7 @@ func (l *link) refused(run []WR, err error) {
 	if err == nil {
 		err = errors.New("it has fewer places than it said")
 	}
-	l.fail(fmt.Errorf("ib: the device refuses a %v to %v: %w", run[0].Op, l.remote, err))
+	l.fail(fmt.Errorf("ib: the device refuses a %v to %v: %w", run[0].Op, l.to, err))
 	run[0] = WR{ID: run[0].ID, Op: Send, Flags: Signal}
 	n, _ := l.qp.Post(run[:1])
 	l.out.untake(len(run) - n)

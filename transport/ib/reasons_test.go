@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/rdsd/rdsd/transport"
 )
@@ -87,5 +89,20 @@ func TestEndsBehindHandingOver(t *testing.T) {
 	}
 	x.post(send("a"))
 	w.wantClosed(x)
+	w.wantClosed(y)
+}
+
+// TestEndsWhileItIsDialled: a device may say that a connection has failed before Dial has returned, and so before its
+// addresses are known.
+func TestEndsWhileItIsDialled(t *testing.T) {
+	w := newWorld(t, nil)
+	w.a.dialled = func(q *fakeQP) {
+		w.a.r.Do(func() { q.h.Ended(&StatusError{Status: OtherFailure, Op: Send}) })
+		time.Sleep(10 * time.Millisecond) // and no channel, which the race detector would take for an order
+	}
+	x, y := w.started()
+	if err := w.wantClosed(x); err == nil || !strings.Contains(err.Error(), "the connection with "+x.l.RemoteAddr().String()) {
+		t.Errorf("closed with %v", err)
+	}
 	w.wantClosed(y)
 }

@@ -111,13 +111,13 @@ func (l *link) counted(c *Completion) (sent int) {
 		l.posted--
 		if c.Op > RecvWriteImm || c.ID >= uint64(l.recvs) || c.held() && c.N > l.slotSize {
 			l.silent.Store(true)
-			l.fail(fmt.Errorf("ib: the device says that a %v of %v has left %d bytes in slot %d", c.Op, l.remote, c.N, c.ID))
+			l.fail(fmt.Errorf("ib: the device says that a %v of %v has left %d bytes in slot %d", c.Op, l.to, c.N, c.ID))
 		}
 		return 0
 	}
 	sent, ok := l.out.complete(c.ID)
 	if !ok {
-		l.fail(fmt.Errorf("ib: the device completes work %d for %v, which it does not have", c.ID, l.remote))
+		l.fail(fmt.Errorf("ib: the device completes work %d for %v, which it does not have", c.ID, l.to))
 	}
 	if c.Status != OK { // why is told by Ended
 		return 0
@@ -147,7 +147,7 @@ func (l *link) repost(done []Completion, which func(c *Completion) bool) {
 		err = fmt.Errorf("it has room for %d of %d that it has completed", n, len(again))
 	}
 	if err != nil {
-		l.fail(fmt.Errorf("ib: receives from %v: %w", l.remote, err))
+		l.fail(fmt.Errorf("ib: receives from %v: %w", l.to, err))
 	}
 }
 
@@ -247,7 +247,7 @@ func (l *link) reason(why error) error {
 		return &transport.AccessError{Kind: kind, Key: a.Key, Addr: a.Addr, Len: uint32(a.N), Why: fmt.Sprint(a.Err)}
 	}
 	if s, ok := errors.AsType[*StatusError](why); ok {
-		return rdserr.With(sentinels[s.Status], "ib: the connection with %v ended with a %v: %v", l.remote, s.Op, s.Status)
+		return rdserr.With(sentinels[s.Status], "ib: the connection with %v ended with a %v: %v", l.to, s.Op, s.Status)
 	}
 	if why == nil {
 		return io.ErrUnexpectedEOF
