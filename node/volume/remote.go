@@ -36,14 +36,21 @@ func (h *Host) remoteInfo(ctx context.Context, s *MapSpec) (VolumeInfo, error) {
 		return VolumeInfo{}, err
 	}
 	defer h.release(c)
-	now := c.lock(h.now())
-	d, err := c.openVolume(now, s.Name, AccessRO, nil, nil)
-	c.finish(now)
-	if rdserr.Errno(err) == rdserr.ErrExists.Errno { // it is mapped here
-		if d = h.mappedOver(c, s.Name); d == nil {
-			return VolumeInfo{}, rdserr.With(rdserr.ErrBusy, "it is being mapped or unmapped")
+	ask := func() (*volumeDevice, error) {
+		now := c.lock(h.now())
+		d, err := c.openVolume(now, s.Name, AccessRO, nil, nil)
+		c.finish(now)
+		return d, err
+	}
+	d, err := ask()
+	for until := h.now() + unmapWait; rdserr.Errno(err) == rdserr.ErrExists.Errno; d, err = ask() { // it is mapped here
+		if d = h.mappedOver(c, s.Name); d != nil {
+			return d.describe(s)
 		}
-		return d.describe(s)
+		// A mapping that cannot be made is tried again and again, and each time is here for a moment.
+		if h.now() >= until || h.machine.Wait(askAgain, ctx.Done()) == 0 {
+			return VolumeInfo{}, rdserr.With(rdserr.ErrBusy, "it is being mapped or unmapped; ask again in a moment")
+		}
 	}
 	if err != nil {
 		return VolumeInfo{}, err
