@@ -338,7 +338,7 @@ func (p *Page) stream(w http.ResponseWriter, r *http.Request, s *stream) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.WriteHeader(http.StatusOK)
 	send := func(parts ...[]byte) bool {
-		_ = c.SetWriteDeadline(time.Now().Add(patience))
+		_ = c.SetWriteDeadline(time.Now().Add(p.patience))
 		for _, b := range parts {
 			if _, err := w.Write(b); err != nil {
 				return false

@@ -49,6 +49,7 @@ type Page struct {
 	views      []view // by topic
 	hub        hub
 	groups     groupCache
+	patience   time.Duration // for a reader of an event
 
 	// Answers to questions with parameters are made for one alone: one at a time, and
 	// at most so many a second for all.
@@ -63,7 +64,7 @@ const (
 
 // New makes a page.
 func New(d Deps) *Page {
-	p := &Page{Deps: d, account: d.Memory.Account(quota.Holder{}), background: context.Background(), rate: rate.NewLimiter(asksPerSecond, asksAtOnce)}
+	p := &Page{Deps: d, patience: patience, account: d.Memory.Account(quota.Holder{}), background: context.Background(), rate: rate.NewLimiter(asksPerSecond, asksAtOnce)}
 	p.views = make([]view, len(topics))
 	for i := range topics {
 		p.views[i].page, p.views[i].topic = p, &topics[i]
@@ -108,5 +109,5 @@ func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // nobody is in whose name views that all share are made: none of them needs a right.
 var nobody = config.Identity{UID: config.NobodyID, GID: config.NobodyID, Remote: true}
 
-// patience is how long one who reads may take over an answer, or one event.
-var patience = 10 * time.Second
+// patience is how long one who reads may take over an event.
+const patience = 10 * time.Second

@@ -95,7 +95,7 @@ type served struct {
 
 type asKey struct{}
 
-func serve(t *testing.T, network string) *served {
+func serve(t *testing.T, network string, change ...func(*Page)) *served {
 	t.Helper()
 	conf := config.Default()
 	s := &served{fake: &fake{}, conf: conf, stop: make(chan struct{})}
@@ -108,6 +108,9 @@ func serve(t *testing.T, network string) *served {
 		Allow: func(uint32) error { return nil },
 		Conf:  func() *config.Config { return conf }, Memory: quota.New(256<<20, nil), Guard: g, Log: g.Log, Stopping: s.stop,
 	})
+	for _, f := range change {
+		f(s.Page)
+	}
 	at := "127.0.0.1:0"
 	if network == "unix" {
 		at = t.TempDir() + "/http.sock"
@@ -530,10 +533,7 @@ func TestStreamsAreBounded(t *testing.T) {
 // TestSlowReader: who does not read is ended, and what was held for it is given back;
 // others get theirs meanwhile.
 func TestSlowReader(t *testing.T) {
-	old := patience
-	patience = 300 * time.Millisecond
-	defer func() { patience = old }()
-	s := serve(t, "tcp")
+	s := serve(t, "tcp", func(p *Page) { p.patience = 300 * time.Millisecond })
 	s.fake.big = 20000 // more than TCP takes by itself
 	slow, _, a := s.open(t, "sockets,status")
 	defer slow.Close()
