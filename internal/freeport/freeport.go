@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"sync/atomic"
 )
 
 // Ports are looked for below what Linux takes source ports from (32768 on,
@@ -20,15 +21,29 @@ const (
 	defaultsTo   = 16388
 )
 
+// A process goes through the ports in steps of stride from one that is drawn, so that it meets each of them once in
+// span calls: two ports of one daemon are never the same, as they would be once in 22,000 times were each drawn.
+const (
+	span   = highest - lowest + 1
+	stride = 7919 // a prime that is no factor of span
+)
+
+var (
+	begin = rand.Uint64N(span)
+	calls atomic.Uint64
+)
+
+func next() uint16 { return uint16(lowest + (begin+calls.Add(1)*stride)%span) }
+
 // On finds a TCP port that is unused at all of the addresses, without any at 0.0.0.0.
-// Another caller gets the same port only by chance, 1 in 22,000.
+// A process gets each port once in some 20,000 calls, another process the same one only by chance.
 func On(addrs ...netip.Addr) (uint16, error) {
 	if len(addrs) == 0 {
 		addrs = []netip.Addr{netip.IPv4Unspecified()}
 	}
 	var last error
 	for range 100 {
-		port := uint16(lowest + rand.IntN(highest-lowest+1))
+		port := next()
 		if last = free(port, addrs); last == nil {
 			return port, nil
 		}

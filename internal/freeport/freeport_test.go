@@ -61,3 +61,15 @@ func TestNowhere(t *testing.T) {
 	}
 	t.Log(err)
 }
+
+// TestEachOnce: a process meets every port once before it meets one again.
+func TestEachOnce(t *testing.T) {
+	met := map[uint16]bool{}
+	for range span {
+		port := next()
+		if met[port] || port < lowest || port > highest {
+			t.Fatalf("port %d after %d others", port, len(met))
+		}
+		met[port] = true
+	}
+}
