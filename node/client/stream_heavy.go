@@ -14,8 +14,9 @@ const maxHeavyBytes = 1 << 20
 // textBytes is what an error that is told in words takes beside them, and beyond errorBytes.
 const textBytes = 24
 
-// freeReplies are in a socket's own price. Each beyond them takes replyBytes until it is written, with an error
-// that it tells in words; one that is laid out already, for a client with rings, outBytes and what it has.
+// freeReplies are in a socket's own price. Those beyond them take replyBytes each until they are written, with an error that
+// one tells in words, and are charged freeReplies at a time; one that is laid out already, for a client with rings, takes
+// outBytes and what it has.
 const (
 	freeReplies = 64
 	replyBytes  = 320
@@ -58,11 +59,12 @@ func (s *sockStream) heavy(c *sendCall) any {
 	return h
 }
 
-// queue puts a reply behind the others. mu is held.
+// queue puts a reply behind the others. They are charged freeReplies at a time, for a client that sends one by one
+// has a million of them a second. mu is held.
 func (s *sockStream) queue(m any) {
-	if s.out = append(s.out, m); len(s.out) > freeReplies {
-		s.hold(replyBytes)
-		s.repliesB += replyBytes
+	if s.out = append(s.out, m); len(s.out) > freeReplies && len(s.out)%freeReplies == 1 {
+		s.hold(freeReplies * replyBytes)
+		s.repliesB += freeReplies * replyBytes
 	}
 }
 
