@@ -197,7 +197,7 @@ def main() -> int:
         ("the page in a browser", lambda: go_phase(tally, ["-count=1", "-timeout", "6m", "./internal/pagetest"])),
         ("adversary", lambda: go_phase(tally, ["-count=1", "-timeout", "10m", "./internal/adversary", "-adversary.seed=20261122", "-adversary.slack=1.5"])),
         ("kernel interop", lambda: go_phase(tally, ["-count=1", "-timeout", "20m", "./interop"])),
-        ("kernel's NBD client", lambda: go_phase(tally, ["-count=1", "-timeout", "5m", "./interop/kernelnbd"])),
+        ("kernel's NBD client", lambda: go_phase(tally, ["-count=1", "-timeout", "8m", "./interop/kernelnbd"])),
         ("kernel's RoCE, RTRS and RNBD", lambda: go_phase(tally, ["-count=1", "-timeout", "9m", "./test/vm"])),
         ("C library", lambda: c_phase(tally)),
         ("Python", lambda: python_phase(tally)),

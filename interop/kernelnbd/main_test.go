@@ -20,7 +20,7 @@ import (
 const (
 	guestEnv    = "RDSD_NBD_GUEST"
 	guestMemory = "768M"
-	allLimit    = 240 * time.Second // for all tests together, with ordinary traffic
+	allLimit    = 400 * time.Second // for all tests together, with ordinary traffic
 	aliveLimit  = 40 * time.Second  // without a word from the guest
 )
 
