@@ -3,7 +3,6 @@ package volume
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"strings"
 	"time"
@@ -130,8 +129,12 @@ func (m *MappingInfo) notOpen() (text, fix string) {
 	case m.NoDevice:
 		return "this node cannot make a device of it", "mend that on this node; it is tried again by itself"
 	case m.PathsUp == 0: // then nobody there was asked about the volume
+		host, _, err := splitNode(m.Node, 0) // ping has another port
+		if err != nil {
+			host = m.Node
+		}
 		return fmt.Sprintf("no path to %s, so %s cannot be used; waiting requests: %d", m.Node, volume, m.Pending()),
-			fmt.Sprintf("rdsd volume paths shows what each path of session %s fails of; rdsd ping %s", m.Session, withoutPort(m.Node))
+			fmt.Sprintf("rdsd volume paths shows what each path of session %s fails of; rdsd ping %s", m.Session, host)
 	}
 	switch m.Errno {
 	case rdserr.ErrNotFound.Errno:
@@ -146,14 +149,6 @@ func (m *MappingInfo) notOpen() (text, fix string) {
 		return fmt.Sprintf("%s does not let this node have the volume %s", m.Node, m.Name), show + " has its --allow and --allow-session; mend them, or the rules there" + then
 	}
 	return fmt.Sprintf("%s has not opened the volume %s", m.Node, m.Name), fmt.Sprintf("on %s: rdsd volume check %s, and rdsd errors%s", m.Node, m.Name, then)
-}
-
-// withoutPort is a node as commands take one that is not for volumes: its port there is another one.
-func withoutPort(node string) string {
-	if host, _, err := net.SplitHostPort(node); err == nil {
-		return host
-	}
-	return strings.Trim(node, "[]")
 }
 
 func (k *checks) export(ctx context.Context, h *Host, x *ExportInfo) {
