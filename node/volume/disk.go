@@ -16,19 +16,29 @@ import (
 
 // directory is a Disk: one file, and a lock beside it.
 type directory struct {
-	name string   // of the file
-	lock *os.File // held until Close
+	name    string   // of the file
+	lock    *os.File // held until Close
+	replace func(name string, b []byte) error
 }
 
 // openDisk takes a directory, which is made if it is not there.
 func openDisk(dir string) (Disk, error) {
+	d, err := openDirectory(dir, os.OpenFile)
+	if err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// openDirectory is openDisk; the lock is opened by open.
+func openDirectory(dir string, open func(name string, flag int, mode os.FileMode) (*os.File, error)) (*directory, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
 	lock := filepath.Join(dir, "volumes.lock")
-	f, err := openLock(lock, os.O_RDWR|os.O_CREATE, 0o600)
+	f, err := open(lock, os.O_RDWR|os.O_CREATE, 0o600)
 	if errors.Is(err, unix.EROFS) { // what is there can be read
-		if r, e := openLock(lock, os.O_RDONLY, 0); e == nil {
+		if r, e := open(lock, os.O_RDONLY, 0); e == nil {
 			f, err = r, nil
 		}
 	}
@@ -42,15 +52,12 @@ func openDisk(dir string) (Disk, error) {
 		}
 		return nil, fmt.Errorf("locking %s: %w", f.Name(), err)
 	}
-	return &directory{name: filepath.Join(dir, stateFile), lock: f}, nil
+	return &directory{name: filepath.Join(dir, stateFile), lock: f, replace: replaceFile}, nil
 }
-
-// openLock stands for os.OpenFile in tests.
-var openLock = os.OpenFile
 
 func (d *directory) Read() ([]byte, error) { return os.ReadFile(d.name) }
 
-func (d *directory) Write(b []byte) error { return replaceState(d.name, b) }
+func (d *directory) Write(b []byte) error { return d.replace(d.name, b) }
 
 func (d *directory) SetAside() (string, error) {
 	aside := d.name + ".unusable"
@@ -93,9 +100,6 @@ func replaceFile(name string, b []byte) error {
 	defer dir.Close()
 	return dir.Sync()
 }
-
-// replaceState stands for replaceFile in tests of the state.
-var replaceState = replaceFile
 
 // bootID is other after each start of the machine; "" where the kernel does not say.
 func bootID() string {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -17,11 +18,11 @@ func TestSessionsLeadToOneNode(t *testing.T) {
 	port := freePort(t)
 	one, two, client := newServerNode(t, port), newServerNode(t, port), newClientNode(t, port)
 	two.cfg.Addresses = []netip.Addr{netip.MustParseAddr("127.0.0.6")}
-	known := true
+	var unknown atomic.Bool
 	was := lookUpIP
 	lookUpIP = func(ctx context.Context, network, host string) ([]netip.Addr, error) {
 		switch {
-		case !known && strings.HasPrefix(host, "db"):
+		case unknown.Load() && strings.HasPrefix(host, "db"):
 			return nil, errors.New("no name server")
 		case host == "db.a":
 			return one.cfg.Addresses, nil
@@ -55,7 +56,7 @@ func TestSessionsLeadToOneNode(t *testing.T) {
 	}
 	// By another of its names, and by the same where no name can be looked up.
 	other := mustMap(t, client.h, MapSpec{Node: one.node(), Name: "b", Session: m.Session, Persist: true})
-	known = false
+	unknown.Store(true)
 	mustMap(t, client.h, MapSpec{Node: "db.a", Name: "c"})
 	if _, err := client.h.Map(testCtx(t), MapSpec{Node: "db_a", Name: "d"}); !errors.Is(err, rdserr.ErrHostDown) {
 		t.Errorf("a name that cannot be looked up: %v", err)

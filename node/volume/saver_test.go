@@ -180,11 +180,10 @@ func TestManyOpens(t *testing.T) {
 	server.quiet, client.quiet = true, true
 	client.cfg.StateDir = "" // all writes are the server's
 	var writes atomic.Int32
-	replaceState = func(name string, b []byte) error {
+	server.writesBy(func(name string, b []byte) error {
 		writes.Add(1)
 		return replaceFile(name, b)
-	}
-	t.Cleanup(func() { replaceState = replaceFile })
+	})
 	server.start()
 	client.start()
 	mustExport(t, server.h, file(t, "mem", 1<<20))
@@ -233,13 +232,12 @@ func TestWriterIsWrittenDownFirst(t *testing.T) {
 	server, client := newServerNode(t, port), newClientNode(t, port)
 	server.quiet, client.quiet = true, true
 	var full atomic.Bool
-	replaceState = func(name string, b []byte) error {
-		if full.Load() && strings.HasPrefix(name, server.cfg.StateDir) {
+	server.writesBy(func(name string, b []byte) error {
+		if full.Load() {
 			return syscall.ENOSPC
 		}
 		return replaceFile(name, b)
-	}
-	t.Cleanup(func() { replaceState = replaceFile })
+	})
 	server.start()
 	client.start()
 	mustExport(t, server.h, file(t, "disk", 1<<20))
@@ -282,15 +280,14 @@ func TestExportThatCannotBeWrittenDown(t *testing.T) {
 	var full atomic.Bool
 	var writes atomic.Int32 // of them
 	release := make(chan struct{})
-	replaceState = func(name string, b []byte) error {
+	server.writesBy(func(name string, b []byte) error {
 		if !full.Load() {
 			return replaceFile(name, b)
 		}
 		writes.Add(1)
 		<-release
 		return syscall.ENOSPC
-	}
-	t.Cleanup(func() { replaceState = replaceFile })
+	})
 	server.start()
 	if err := server.h.saveBy(testCtx(t)); err != nil {
 		t.Fatal(err)

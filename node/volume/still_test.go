@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -127,13 +126,12 @@ func TestCallsGiveUpTheDisk(t *testing.T) {
 	var still atomic.Bool
 	release := make(chan struct{})
 	free := sync.OnceFunc(func() { close(release) })
-	replaceState = func(name string, b []byte) error {
-		if still.Load() && strings.HasPrefix(name, client.cfg.StateDir) {
+	client.writesBy(func(name string, b []byte) error {
+		if still.Load() {
 			<-release
 		}
 		return replaceFile(name, b)
-	}
-	t.Cleanup(func() { replaceState = replaceFile })
+	})
 	server.start()
 	client.start()
 	defer free()

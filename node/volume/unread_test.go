@@ -127,35 +127,36 @@ func TestStateOnAReadOnlyFileSystem(t *testing.T) {
 		t.Fatal(err)
 	}
 	client.stop()
-	ours := func(name string) bool { return strings.HasPrefix(name, client.cfg.StateDir) }
-	openLock = func(name string, flag int, mode os.FileMode) (*os.File, error) {
-		if ours(name) && flag&(os.O_RDWR|os.O_CREATE) != 0 {
+	readOnly := func(name string, flag int, mode os.FileMode) (*os.File, error) {
+		if flag&(os.O_RDWR|os.O_CREATE) != 0 {
 			return nil, &os.PathError{Op: "open", Path: name, Err: syscall.EROFS}
 		}
 		return os.OpenFile(name, flag, mode)
 	}
-	replaceState = func(name string, b []byte) error {
-		if ours(name) {
-			return syscall.EROFS
+	h := hasty(client, func(m *Machine) {
+		m.Disk = func(dir string) (Disk, error) {
+			d, err := openDirectory(dir, readOnly)
+			if err != nil {
+				return nil, err
+			}
+			d.replace = func(string, []byte) error { return syscall.EROFS }
+			return d, nil
 		}
-		return replaceFile(name, b)
-	}
-	t.Cleanup(func() { openLock, replaceState = os.OpenFile, replaceFile })
-	h := hasty(client, func(*Machine) {})
+	})
 	user, _ := opensAgain(t, m)
 	if err := checkPattern(user, 0, 4096, 1, 4096); err != nil {
 		t.Error(err)
 	}
 	user.Close()
 	eventually(t, "it is told", func() bool { return errors.Is(h.StateError(), syscall.EROFS) })
-	if _, err := openDisk(client.cfg.StateDir); !errors.Is(err, syscall.EBUSY) {
+	if _, err := openDirectory(client.cfg.StateDir, readOnly); !errors.Is(err, syscall.EBUSY) {
 		t.Errorf("another daemon takes the directory: %v", err)
 	}
 	is(t, "the stop", h.Close(testCtx(t)), syscall.EROFS, "volumes.state_dir")
 	if err := os.Remove(filepath.Join(client.cfg.StateDir, "volumes.lock")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := openDisk(client.cfg.StateDir); !errors.Is(err, syscall.EROFS) {
+	if _, err := openDirectory(client.cfg.StateDir, readOnly); !errors.Is(err, syscall.EROFS) {
 		t.Errorf("a directory that was never used: %v", err)
 	}
 }

@@ -90,6 +90,18 @@ func stateDir(t testing.TB) string {
 	return dir
 }
 
+// writesBy has the node write its state by replace, from its next start on.
+func (n *testNode) writesBy(replace func(name string, b []byte) error) {
+	n.disk = func(dir string) (Disk, error) {
+		d, err := openDirectory(dir, os.OpenFile)
+		if err != nil {
+			return nil, err
+		}
+		d.replace = replace
+		return d, nil
+	}
+}
+
 // start starts the node; its end is the test's unless stop was called.
 func (n *testNode) start() *Host {
 	n.t.Helper()
