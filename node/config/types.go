@@ -61,7 +61,7 @@ type Duration struct{ time.Duration }
 func (d *Duration) UnmarshalText(text []byte) error {
 	v, err := time.ParseDuration(string(text))
 	if err != nil {
-		return fmt.Errorf("%q is not a duration (write a unit: \"100ms\", \"5s\", \"1m30s\")", text)
+		return fmt.Errorf("%q is not a duration of at most 2562047h (write a unit: \"100ms\", \"5s\", \"1m30s\")", text)
 	}
 	d.Duration = v
 	return nil
