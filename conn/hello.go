@@ -247,7 +247,13 @@ func (p *Lane) onKernel(now time.Duration, x *wire.Handshake, reply bool) error 
 				return errRestarts
 			}
 			c.ctr.PeerRestarted++
-			c.restart(now, p, WhyPeerRestarted)
+			c.restart(now, nil, WhyPeerRestarted)
+			// What it has taken of this link, and of others, has our former numbers. A message with a new one
+			// that is lost with its link would be sent again below these, and dropped as old: so the
+			// next links begin with an unflagged one that it confirms.
+			c.EachLane(func(q *Lane) { q.synced = false })
+			c.peerGen = x.GenNum
+			return nil
 		}
 		c.peerGen = x.GenNum
 	}
