@@ -171,7 +171,7 @@ func (p *Lane) count(f *transport.Frame) {
 // handshake stands outside the sequence.
 func (p *Lane) receiveHandshake(now time.Duration, h *wire.Header, f *transport.Frame, reply bool) error {
 	p.c.ctr.ReceivedFrames++
-	if h.Seq != 0 && !p.inSequence(h) {
+	if h.Seq != 0 && !p.otherLife(h) && !p.inSequence(h) {
 		return nil
 	}
 	// This is read before onHandshake, which may start the peer's sequence from 1.
@@ -183,6 +183,14 @@ func (p *Lane) receiveHandshake(now time.Duration, h *wire.Header, f *transport.
 		p.moveOn(seq)
 	}
 	return err
+}
+
+// otherLife reports whether a handshake shows that the kernel has booted again, so that its sequence says
+// nothing beside that of the life before: sent again, it would be dropped as old, and so would all that
+// the kernel has sent since, which it forgets. A link that a later one has overtaken shows nothing.
+func (p *Lane) otherLife(h *wire.Header) bool {
+	gen := wire.ParseHandshake(&h.Ext).GenNum
+	return p.c.peerGen != 0 && gen != 0 && gen != p.c.peerGen && p.serial >= p.rx().serial
 }
 
 // receiveRdsd takes the parts of a header that only another rdsd uses.
