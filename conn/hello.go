@@ -253,6 +253,9 @@ func (p *Lane) onKernel(now time.Duration, x *wire.Handshake, reply bool) error 
 			// next links begin with an unflagged one that it confirms.
 			c.EachLane(func(q *Lane) { q.synced = false })
 			c.peerGen = x.GenNum
+			if c.kind == KindKernel && !reply {
+				p.becomeLane0() // as below: what has come on this link, and is read yet, counts there
+			}
 			return nil
 		}
 		c.peerGen = x.GenNum
