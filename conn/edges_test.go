@@ -384,12 +384,12 @@ func TestAskedAfterEachSilence(t *testing.T) {
 // which alone says how many there are: what waits for that goes on waiting.
 func TestFurtherLaneFirstAfterAddressLost(t *testing.T) {
 	w := newWorld(t, "10.0.0.2", "10.0.0.1", nil)
-	w.steps("accept 40000", "recv 0 map ; probe seq=1 npaths=8 gen=7 sportidx", "recv 0 answer seq=2 npaths=8 gen=7 sportidx", "acked 0 all",
+	w.steps("accept 40000", "recv 0 map ; probe seq=1 npaths=8 gen=7 sportidx", "recv 0 answer seq=2 npaths=8 gen=7 sportidx ; answer seq=3 npaths=8 gen=7 sportidx", "acked 0 all",
 		"address", "lost 0 acked=all", "send 5000>4000 10", "accept 40003", "recv 3 map", "acked 3 all")
 	if q := w.c.Queued(); q.Queued != 1 || w.c.Lanes() != 0 {
 		t.Fatalf("%d lanes, %d waiting; want 1 that waits for the lanes", w.c.Lanes(), q.Queued)
 	}
-	w.steps("accept 40008", "recv 0 answer seq=3 npaths=8 gen=7 sportidx", "acked 0 all")
+	w.steps("accept 40008", "recv 0 answer seq=4 npaths=8 gen=7 sportidx", "acked 0 all")
 	if q := w.c.Queued(); w.c.Lanes() != 8 || w.c.pending.n != 0 {
 		t.Errorf("%d lanes, %+v", w.c.Lanes(), q)
 	}

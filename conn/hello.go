@@ -99,7 +99,19 @@ func (p *Lane) onHandshake(now time.Duration, h *wire.Header, f *transport.Frame
 	}
 	// Links that waited until the peer is known (mustWait) are read on.
 	c.EachLane((*Lane).Resume)
-	if reply && len(p.toldPending) > 0 {
+	late := reply && c.kind != KindRdsd && (c.lateAnswers > 0 || h.Flags&wire.FlagRetransmitted != 0)
+	switch {
+	case !reply:
+	case late:
+		// It may be about a ping of a former link, which the kernel had when that was lost; one that is sent
+		// again is. Then the kernel has not had what this link has said: neither how many lanes there are,
+		// nor where our numbers begin. It answers each ping once, so another one brings certainty.
+		c.lateAnswers = max(c.lateAnswers-1, 0)
+		if err == nil && h.Flags&wire.FlagRetransmitted == 0 {
+			p.pingAgain()
+		}
+		return err
+	case len(p.toldPending) > 0:
 		// Answers come in the order of the pings: by the NPATHS of that one the kernel now maps
 		// our source ports, and further lanes can be connected.
 		c.known = max(c.known, p.toldPending[0])
@@ -191,28 +203,6 @@ func (p *Lane) onHello(now time.Duration, x *wire.Handshake) error {
 	return nil
 }
 
-// tellLanes makes sure that a kernel learns how many lanes we want: so far it may have been
-// told one, or the number from before a restart.
-func (p *Lane) tellLanes() {
-	c := p.c
-	if c.kind != KindKernel || p.idx != 0 || c.known >= c.kernelLanes() {
-		return
-	}
-	for _, n := range p.toldPending {
-		if n >= c.kernelLanes() {
-			return // on its way
-		}
-	}
-	for m := p.control.head; m != nil; m = m.next {
-		if m.Kind == MsgProbe {
-			return
-		}
-	}
-	m := c.com.NewMsg()
-	m.Kind = MsgProbe
-	p.control.push(m)
-}
-
 // kernelLanes returns how many lanes to agree on with a kernel: 1, 2, 4 or 8. A kernel
 // connects lane i from a port that is i mod 8 and accepts by the port modulo the number of
 // lanes; only for these numbers is that the same.
@@ -252,6 +242,7 @@ func (p *Lane) onKernel(now time.Duration, x *wire.Handshake, reply bool) error 
 			// that is lost with its link would be sent again below these, and dropped as old: so the
 			// next links begin with an unflagged one that it confirms.
 			c.EachLane(func(q *Lane) { q.synced = false })
+			c.lateAnswers = 0 // the pings before this link are forgotten
 			c.peerGen = x.GenNum
 			if c.kind == KindKernel && !reply {
 				p.becomeLane0() // as below: what has come on this link, and is read yet, counts there
@@ -453,7 +444,8 @@ func (c *Conn) changed(now time.Duration) {
 	for c.inc == 0 {
 		c.inc = c.com.Rng.Uint64()
 	}
-	c.EachLane(func(p *Lane) { p.synced = false; p.Drop(now, errPeerChanged) })
+	c.lateAnswers = 0
+	c.EachLane(func(p *Lane) { p.synced, p.toldPending = false, nil; p.Drop(now, errPeerChanged) })
 }
 
 // AddressLost ends our incarnation towards the peer because our address has left this

@@ -505,6 +505,7 @@ func (p *Lane) established(now time.Duration) {
 	p.congVer, p.congDirty, p.congAt = 0, p.idx == 0, now-time.Hour
 	p.paused, p.again = false, false
 	p.sinceAck.frames, p.sinceAck.bytes = 0, 0
+	p.c.lateAnswers = min(p.c.lateAnswers+len(p.toldPending), maxLate)
 	p.probed, p.answer, p.heard, p.seqOwner, p.toldPending = false, false, false, nil, nil
 	p.c.allow()
 	if p.c.kind.kernel() && !p.c.may().get {
