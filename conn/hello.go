@@ -116,9 +116,7 @@ func (p *Lane) onHandshake(now time.Duration, h *wire.Header, f *transport.Frame
 		// our source ports, and further lanes can be connected.
 		c.known = max(c.known, p.toldPending[0])
 		p.toldPending = p.toldPending[1:]
-		if p.ready {
-			c.openLanes(now)
-		}
+		p.led(now)
 	}
 	if err != nil {
 		return err
@@ -328,8 +326,12 @@ func (c *Conn) openLanes(now time.Duration) {
 		if (i >= c.nlanes || i >= c.known) && c.asked&(1<<i) == 0 {
 			continue
 		}
-		if q := c.lane(i); q.state == Down {
+		switch q := c.lane(i); {
+		case q.state == Down:
 			q.event(now, EvWant)
+		case q.state == Connecting && q.dialled == notDialled && c.lane(0).leads():
+			q.since = now
+			q.dial(now)
 		}
 	}
 }
@@ -349,12 +351,7 @@ func (p *Lane) become(now time.Duration) {
 		c.openLanes(now)
 	}
 	// The peer answers: the other lanes need not sit out their backoff.
-	c.EachLane(func(q *Lane) {
-		if q.state == Error && q.retryAt != Never && q.retryAt > now {
-			q.retryAt = now
-			c.rearm(now)
-		}
-	})
+	c.hurry(now)
 	p.kick()
 }
 

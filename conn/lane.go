@@ -95,7 +95,7 @@ type Lane struct {
 	answer bool
 	// heard says that a frame came on this link. An rdsd's first is a handshake.
 	heard bool
-	// dialled is the number the lane had when the current attempt began.
+	// dialled is the number the lane had when the current attempt began; notDialled: it waits for lane 0.
 	dialled uint8
 
 	// Sending (xmit.go, ack.go; docs/protocol.md, "Sequence", "Acknowledgement").
@@ -233,6 +233,7 @@ type Lane struct {
 	// paused says that the link of a kernel is not read because a receiver is full, and shut that
 	// it is not for want of memory.
 	paused, shut bool
+	shook        bool // a kernel has answered a ping of this link (leads)
 
 	// Congestion of our own ports, told on lane 0 alone (xmit.go, fillCongestion;
 	// docs/protocol.md, "Congestion").
@@ -364,15 +365,14 @@ func (p *Lane) start(now time.Duration) {
 		p.reconnects++
 		p.c.ctr.Reconnects++
 	}
-	if q := p.c.lane(0); p.c.active && p != q && p.c.kind == KindKernel && (!q.ready || p.idx >= p.c.known && p.c.asked&(1<<p.idx) == 0) {
+	if q := p.c.lane(0); p.c.active && p != q && p.c.kind == KindKernel && (!q.leads() || p.idx >= p.c.known && p.c.asked&(1<<p.idx) == 0) {
 		// A kernel that just began takes the first connection for its lane 0,
 		// and maps the others by the number of lanes it was told.
 		q.want(now)
+		p.dialled = notDialled
 		p.retryAt = now + p.c.cfg.ReconnectMin
 	} else if p.c.active {
-		p.retryAt = now + lastResort(p.c.cfg)
-		p.dialled = uint8(p.idx)
-		p.emit(ActDial)
+		p.dial(now)
 	} else {
 		p.retryAt = now + pokePatience
 		p.c.ctr.PokeSent++
@@ -506,7 +506,7 @@ func (p *Lane) established(now time.Duration) {
 	p.paused, p.again = false, false
 	p.sinceAck.frames, p.sinceAck.bytes = 0, 0
 	p.c.lateAnswers = min(p.c.lateAnswers+len(p.toldPending), maxLate)
-	p.probed, p.answer, p.heard, p.seqOwner, p.toldPending = false, false, false, nil, nil
+	p.probed, p.answer, p.heard, p.shook, p.seqOwner, p.toldPending = false, false, false, false, nil, nil
 	p.c.allow()
 	if p.c.kind.kernel() && !p.c.may().get {
 		// A rule has changed: the next peer that connects shows its kind again.
@@ -515,10 +515,10 @@ func (p *Lane) established(now time.Duration) {
 		return
 	}
 	// A kernel needs the handshake only once: datagrams go at once on later links.
-	// tellLanes, because the number of lanes it was told may have changed since.
+	// The number of lanes it was told may have changed since, or the kernel.
 	if p.c.kind.kernel() && p.synced {
 		p.become(now)
-		p.tellLanes()
+		p.askToLead(now)
 	} else {
 		p.probe(now)
 	}

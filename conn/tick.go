@@ -101,7 +101,7 @@ func (p *Lane) tick(now time.Duration) time.Duration {
 	if p.state == Up {
 		switch {
 		case p.c.kind != KindRdsd: // before it is ready too: see MsgNull
-			next = min(next, p.tickKernel(now))
+			next = min(next, p.tickKernel(now), p.tickLead(now))
 		case p.ready:
 			next = min(next, p.tickRdsd(now))
 		}
