@@ -340,6 +340,28 @@ async def test_batch_error_lists_what_was_refused(front: Front, fake: FakeDaemon
     assert (error.accepted, error.errno) == (1, 105)
 
 
+@pytest.mark.parametrize("timeout", [3e6, timedelta(days=365), 1e9, 1e300])
+async def test_a_timeout_of_months_waits(local_front: Front, daemons: Any, timeout: Any) -> None:
+    """No call of the operating system's is given more than it takes."""
+    do, client = local_front.do, local_front.client(daemons[0].target)
+    a, b = [
+        await do(client.bind, (daemons[0].address, 0), outcomes=True, timeout=timeout)
+        for _ in range(2)
+    ]
+    where = b.local_address
+    got = asyncio.ensure_future(do(b.recv, timeout=timeout))
+    await asyncio.sleep(0.01)
+    await do(a.send, where, b"1", timeout=timeout)
+    assert (await asyncio.wait_for(got, 20)).payload == b"1"
+    await do(a.send_batch, [(where, b"2")], timeout=timeout)
+    await do((await do(a.reserve, where, 1, timeout=timeout)).commit)
+    await do(a.flush, timeout=timeout)
+    await do(a.cancel_sent_to, where, timeout=timeout)
+    assert not await do(a.congested, where, timeout=timeout)
+    assert await do(b.peek_size, timeout=timeout) == 1
+    assert (await local_front.next(a.outcomes(timeout))).kind is rdsd.OutcomeKind.DELIVERED
+
+
 @pytest.mark.parametrize("timeout", [0, 0.05, timedelta(milliseconds=50)])
 async def test_receive_times_out(front: Front, fake: FakeDaemon, timeout: Any) -> None:
     a, _ = await pair(front, fake)

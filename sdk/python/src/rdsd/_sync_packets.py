@@ -25,6 +25,9 @@ from ._packets import BURST, BUSY_PAUSE, PacketPipe, lost, new_socket, try_conne
 #: The socket's thread reads once no caller has driven for so long; seconds.
 QUIET = 0.05
 
+#: The longest poll, milliseconds: it takes an int, and who waits for longer polls again.
+LONGEST_POLL = 3_600_000.0
+
 _IN = select.POLLIN
 _BOTH = select.POLLIN | select.POLLOUT
 
@@ -252,7 +255,7 @@ class PacketStream:
         """Until something came, or can be sent, or the doorbell rang."""
         poll.modify(self._sock, _BOTH if blocked else _IN)
         left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000 + 0.5
-        for fd, _ in poll.poll(left):
+        for fd, _ in poll.poll(None if left is None else min(left, LONGEST_POLL)):
             if fd == doorbell:
                 os.eventfd_read(doorbell)
 
