@@ -241,10 +241,11 @@ int rdsd_bind(rdsd_client *client, const rdsd_addr *local, const rdsd_bind_optio
 	rdsd_bind_options o;
 	int err = options(opt, &o);
 
-	return err ? err : rdsdi_bind(client, local, &o, false, sock);
+	return err ? err : rdsdi_bind(client, local, &o, NULL, sock);
 }
 
-int rdsdi_bind(rdsd_client *client, const rdsd_addr *local, const rdsd_bind_options *o, bool replies, rdsd_socket **sock)
+int rdsdi_bind(rdsd_client *client, const rdsd_addr *local, const rdsd_bind_options *o, struct rdsdi_requests *of,
+	       rdsd_socket **sock)
 {
 	rdsd_socket *s;
 	int err;
@@ -257,7 +258,7 @@ int rdsdi_bind(rdsd_client *client, const rdsd_addr *local, const rdsd_bind_opti
 	s->client = client;
 	s->process = rdsdi_process;
 	s->flags = o->flags;
-	s->replies = s->owned = replies;
+	s->replies = s->owned = of != NULL;
 	s->spin = one_processor() ? -1 : o->spin;
 	s->local = *local;
 	s->want_send = o->send_buffer;
@@ -279,7 +280,11 @@ int rdsdi_bind(rdsd_client *client, const rdsd_addr *local, const rdsd_bind_opti
 		return err ? rdsdi_fail(err, "an eventfd: %s", strerror(-err)) : rdsdi_errno(-ENOMEM);
 	}
 	enlist(client, s);
+	if (of)
+		rdsdi_requests_begin(of, s);
 	err = rdsdi_session_first(s, o->timeout);
+	if (of)
+		rdsdi_requests_begin(of, NULL);
 	if (err) {
 		pthread_mutex_lock(&s->ctl.mu);
 		if (s->ctl.link) {
@@ -297,14 +302,20 @@ int rdsdi_bind(rdsd_client *client, const rdsd_addr *local, const rdsd_bind_opti
 	return 0;
 }
 
+/* end waits for the daemon a moment: who makes requests does not. */
+static void end(rdsd_socket *s)
+{
+	rdsdi_requests_shutdown(&s->requests);
+	rdsdi_session_close(s);
+}
+
 int rdsd_shutdown(rdsd_socket *s)
 {
 	int err = rdsdi_usable(s);
 
 	if (err)
 		return err;
-	rdsdi_session_close(s);
-	rdsdi_requests_shutdown(&s->requests);
+	end(s);
 	return 0;
 }
 
@@ -312,10 +323,8 @@ void rdsd_close(rdsd_socket *s)
 {
 	if (!s)
 		return;
-	if (s->process == rdsdi_process) {
-		rdsdi_session_close(s);
-		rdsdi_requests_shutdown(&s->requests);
-	}
+	if (s->process == rdsdi_process)
+		end(s);
 	delist(s->client, s);
 	destroy(s);
 }

@@ -369,6 +369,7 @@ struct rdsdi_requests {
 	struct rdsdi_port *ports;
 	unsigned n, waiting; /* ports; requests that wait for changed */
 	bool binding;       /* a thread has the turn to bind one more */
+	rdsd_socket *begun; /* what it binds, as long as it waits for the daemon */
 	bool over;
 };
 
@@ -484,6 +485,8 @@ void rdsdi_futex_wake(_Atomic uint32_t *word);
 
 /* Something other threads may wait for has changed, and not by the daemon's doorbell. */
 void rdsdi_notify(rdsd_socket *s);
+/* Ends a sleep in rdsdi_session_first. */
+void rdsdi_kick(rdsd_socket *s);
 
 int rdsdi_sleep_init(struct rdsdi_sleep *w);
 void rdsdi_sleep_destroy(struct rdsdi_sleep *w);
@@ -670,8 +673,12 @@ void rdsdi_requests_shutdown(struct rdsdi_requests *r);
 /* Closes the ports; no request is under way. forked: in a child, where locks may be held for ever. */
 void rdsdi_requests_destroy(struct rdsdi_requests *r, bool forked);
 
-/* client.c: rdsd_bind with options that were checked. */
-int rdsdi_bind(rdsd_client *client, const rdsd_addr *local, const rdsd_bind_options *o, bool replies, rdsd_socket **sock);
+/* What a socket binds is here before it waits for the daemon, and is not any more (NULL): where it is over, that ends the wait. */
+void rdsdi_requests_begin(struct rdsdi_requests *r, rdsd_socket *s);
+
+/* client.c: rdsd_bind with options that were checked. of: it is a reply port of these. */
+int rdsdi_bind(rdsd_client *client, const rdsd_addr *local, const rdsd_bind_options *o, struct rdsdi_requests *of,
+	       rdsd_socket **sock);
 
 /* Something can be received, with rx.mu held. */
 bool rdsdi_rx_ready(rdsd_socket *s);

@@ -41,6 +41,15 @@ static void changed(struct rdsdi_requests *r)
 		rdsdi_futex_wake(&r->changed);
 }
 
+/* end_begun has a port that is being bound given up when the socket is over: the daemon may not answer; with mu held. */
+static void end_begun(struct rdsdi_requests *r)
+{
+	if (!r->over || !r->begun)
+		return;
+	atomic_store(&r->begun->over, -EBADF);
+	rdsdi_kick(r->begun);
+}
+
 void rdsdi_requests_shutdown(struct rdsdi_requests *r)
 {
 	pthread_mutex_lock(&r->mu);
@@ -50,7 +59,16 @@ void rdsdi_requests_shutdown(struct rdsdi_requests *r)
 		atomic_store(&p->sock->over, -EBADF);
 	for (struct rdsdi_port *p = r->ports; p; p = p->next)
 		rdsdi_notify(p->sock);
+	end_begun(r);
 	changed(r);
+	pthread_mutex_unlock(&r->mu);
+}
+
+void rdsdi_requests_begin(struct rdsdi_requests *r, rdsd_socket *s)
+{
+	pthread_mutex_lock(&r->mu);
+	r->begun = s;
+	end_begun(r);
 	pthread_mutex_unlock(&r->mu);
 }
 
@@ -171,7 +189,7 @@ static int bind_port(rdsd_socket *s, int64_t deadline)
 		o.timeout = 1;
 	if (o.timeout > rdsdi_attempt_timeout) /* then it looks whether the socket is still there */
 		o.timeout = rdsdi_attempt_timeout;
-	err = rdsdi_bind(s->client, &local, &o, true, &p->sock);
+	err = rdsdi_bind(s->client, &local, &o, r, &p->sock);
 	if (err) {
 		free(p);
 		return err;

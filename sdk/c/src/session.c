@@ -513,14 +513,14 @@ int rdsdi_session_first(rdsd_socket *s, int64_t timeout)
 	int64_t deadline = rdsdi_deadline(timeout), until, now;
 
 	for (;;) {
-		struct pollfd fd = {.fd = -1, .events = POLLIN};
+		struct pollfd fds[2] = {{.fd = -1, .events = POLLIN}, {.fd = s->sleep.kick, .events = POLLIN}};
 		struct timespec t;
 
 		pthread_mutex_lock(&s->ctl.mu);
 		while (pump_locked(s))
 			;
 		if (s->ctl.link)
-			fd.fd = s->ctl.link->control;
+			fds[0].fd = s->ctl.link->control;
 		pthread_mutex_unlock(&s->ctl.mu);
 		switch (atomic_load(&s->state)) {
 		case SESSION_UP:
@@ -528,6 +528,8 @@ int rdsdi_session_first(rdsd_socket *s, int64_t timeout)
 		case SESSION_OVER:
 			return rdsdi_over(s);
 		}
+		if (atomic_load(&s->over)) /* of a reply port: so is the socket that has it */
+			return rdsdi_over(s);
 		now = rdsdi_now();
 		if (now >= deadline)
 			return say_why(s, -ETIMEDOUT, "the deadline passed before the daemon answered: ");
@@ -537,7 +539,7 @@ int rdsdi_session_first(rdsd_socket *s, int64_t timeout)
 			until = 0;
 		t.tv_sec = until / 1000000000;
 		t.tv_nsec = until % 1000000000;
-		if (rdsdi_ends(s, ppoll(&fd, 1, &t, NULL) < 0 ? errno : 0))
+		if (rdsdi_ends(s, ppoll(fds, 2, &t, NULL) < 0 ? errno : 0))
 			return rdsdi_errno(-EINTR);
 	}
 }

@@ -225,6 +225,11 @@ void rdsdi_notify(rdsd_socket *s)
 	pthread_mutex_unlock(&w->mu);
 }
 
+void rdsdi_kick(rdsd_socket *s)
+{
+	add_one(s->sleep.kick);
+}
+
 /*
  * missing: the step has found something else than when the sleep was declared. It waits
  * for more (its ring was full, now its buffer is), or for something else: the daemon has

@@ -1639,18 +1639,65 @@ static void ports_of_a_still_daemon(void)
 {
 	rdsd_bind_options o = {.size = sizeof o, .timeout = RDSD_SEC(30)};
 	rdsd_addr local = at(0);
+	struct rdsdi_requests none = {.over = false};
 	rdsd_socket *port[12];
 	int64_t begun;
 
 	begin();
+	rdsdi_requests_init(&none);
 	for (int i = 0; i < 12; i++)
-		CHECK_IS(rdsdi_bind(client, &local, &o, true, &port[i]), 0);
+		CHECK_IS(rdsdi_bind(client, &local, &o, &none, &port[i]), 0);
 	fake_lock(f);
 	begun = rdsdi_now();
 	for (int i = 0; i < 12; i++)
 		rdsd_close(port[i]);
 	CHECK(rdsdi_now() - begun < 6 * CLOSE_GRACE);
 	fake_unlock(f);
+	end();
+}
+
+static bool binds_port(rdsd_socket *s)
+{
+	bool begun;
+
+	pthread_mutex_lock(&s->requests.mu);
+	begun = s->requests.begun;
+	pthread_mutex_unlock(&s->requests.mu);
+	return begun;
+}
+
+static void *shut_patiently(void *s) { return (void *)(intptr_t)rdsd_shutdown(s); }
+
+/* The end of a socket ends a request that waits for the daemon to give it a port, or for its answer, and does so first. */
+static void shutdown_of_a_still_daemon(void)
+{
+	pthread_t asks[2], shuts;
+	rdsd_socket *a, *b;
+	unsigned binds;
+	int64_t begun;
+	void *result;
+
+	begin();
+	a = bound(1);
+	b = bound(2);
+	CHECK(!pthread_create(&asks[0], NULL, request_patiently, a));
+	CHECK_IS(rdsd_recv(b, NULL, 0, NULL, RDSD_SEC(20)), 1);
+	fake_lock(f);
+	binds = f->binds;
+	CHECK(!pthread_create(&asks[1], NULL, request_patiently, a));
+	while (!binds_port(a))
+		nap(1);
+	nap(50); /* and the other one waits for the daemon */
+	CHECK_IS(f->binds, binds);
+	begun = rdsdi_now();
+	CHECK(!pthread_create(&shuts, NULL, shut_patiently, a));
+	for (int i = 0; i < 2; i++) {
+		pthread_join(asks[i], &result);
+		CHECK_IS((intptr_t)result, -EBADF);
+	}
+	CHECK(rdsdi_now() - begun < CLOSE_GRACE / 2);
+	fake_unlock(f);
+	pthread_join(shuts, NULL);
 	end();
 }
 
@@ -2673,6 +2720,7 @@ int main(int argc, char **argv)
 		{"many requests", many_requests},
 		{"patience", patience},
 		{"ports of a still daemon", ports_of_a_still_daemon},
+		{"shutdown of a still daemon", shutdown_of_a_still_daemon},
 		{"event loop", event_loop},
 		{"loop and threads", loop_and_threads},
 		{"armed too late", armed_too_late},
