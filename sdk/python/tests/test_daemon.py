@@ -242,6 +242,29 @@ async def test_bind_and_request_are_as_patient_as_the_caller(
     assert (await asyncio.wait_for(asks, 20)).payload == b"!"
 
 
+async def test_close_ends_requests_of_a_frozen_daemon(
+    front: Front, daemons: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that waits for the daemon to bind its port, which stays nobody's."""
+    monkeypatch.setattr("rdsd._requests.BIND_TIMEOUT", 120)
+    near, far = daemons
+    a, b = await bind(front, near), await bind(front, far)
+    answered = asyncio.create_task(front.do(a.request, b.local_address, b"?", None))
+    await front.do(b.recv, timeout=30)
+    near.freeze()
+    try:
+        binds = asyncio.create_task(front.do(a.request, b.local_address, b"?", None))
+        await until(lambda: a._requests._ports.binding is not None)
+        await asyncio.wait_for(front.do(a.close), 30)
+        for request in (answered, binds):
+            with pytest.raises(rdsd.Closed):
+                await asyncio.wait_for(request, 30)
+    finally:
+        near.thaw()
+    with rdsd.Client(near.target) as client:
+        await until(lambda: not any(s.pid == os.getpid() for s in client.admin.sockets()))
+
+
 async def test_a_stream_of_batches_arrives_whole(front: Front, daemons: Pair) -> None:
     a, b = [await bind(front, d) for d in daemons]
     count, part = 20_000, 2000

@@ -58,6 +58,14 @@ class Port(Generic[S]):
     spoiled: bool = False
 
 
+@dataclass(eq=False, slots=True)
+class _Attempt:
+    """To bind a port."""
+
+    done: bool = False
+    error: BaseException | None = None
+
+
 class ReplyPorts(Generic[S]):
     """Which port a request takes; whoever owns it guards it and does the waiting."""
 
@@ -174,7 +182,7 @@ class Requests:
                 if not turn and left != 0.0:
                     self._changed.wait(left)
                     continue
-            error = self._add(left) if turn else None
+            error = self._add(me, left) if turn else None
             if turn and error is None:
                 continue
             with self._lock:
@@ -188,25 +196,43 @@ class Requests:
                 )
                 pause = min(2 * pause, BACKOFF_LIMIT)
 
-    def _add(self, left: float | None) -> RdsError | None:
-        """Binds a port; why there is none."""
-        sock = error = None
+    def _add(self, me: object, left: float | None) -> RdsError | None:
+        """Has a port bound; why there is none. None too when the socket is closed meanwhile:
+        the daemon may not answer, so a thread waits for it, and close for neither."""
+        attempt = _Attempt()
+        work = threading.Thread(
+            target=self._bind_port, args=(me, attempt, left), name="rdsd-port", daemon=True
+        )
+        try:
+            work.start()
+        except RuntimeError:  # the process may have no more threads
+            self._bind_port(me, attempt, left)
+        with self._lock:
+            while not attempt.done and not self._ports.closed:
+                self._changed.wait()
+        if attempt.error is None or isinstance(attempt.error, RdsError):
+            return attempt.error
+        raise attempt.error
+
+    def _bind_port(self, me: object, attempt: _Attempt, left: float | None) -> None:
+        sock = None
         try:
             sock = self._bind(
                 self._options, BIND_TIMEOUT if left is None else min(left, BIND_TIMEOUT)
             )
-        except RdsError as caught:
-            error = caught
+        except BaseException as error:
+            attempt.error = error
         finally:
             with self._lock:
-                self._ports.binding = None
+                attempt.done = True
+                if self._ports.binding is me:  # and not another's, after an interrupt of this one
+                    self._ports.binding = None
                 if sock is not None and not self._ports.closed:
                     self._ports.ports.append(Port(sock))
                     sock = None
-                self._changed.notify_all() if error is None else self._changed.notify()
+                self._changed.notify_all()
         if sock is not None:
             _close_aside([sock])
-        return error
 
 
 class AioRequests:
@@ -222,6 +248,8 @@ class AioRequests:
         self._changed = asyncio.Event()
         self._ports: ReplyPorts[_aio_socket.Socket] = ReplyPorts()
         self._closing: set[asyncio.Task[None]] = set()
+        self._binds: set[asyncio.Task[RdsError | None]] = set()
+        self._over = asyncio.get_running_loop().create_future()
 
     async def request(self, dst: Address, payload: Payload, limit: float | None) -> Datagram:
         deadline = None if limit is None else time.monotonic() + limit
@@ -246,9 +274,13 @@ class AioRequests:
     async def close(self) -> None:
         """Ends all requests."""
         self._close(self._ports.close())
+        for bind in self._binds:
+            bind.cancel()
+        if not self._over.done():
+            self._over.set_result(None)
         self._tell()
-        if self._closing:
-            await asyncio.wait(self._closing)
+        if ending := self._closing | self._binds:
+            await asyncio.wait(ending)
 
     async def _acquire(
         self, me: object, dst: Address, deadline: float | None
@@ -259,7 +291,7 @@ class AioRequests:
                 return port
             left, error, changed = _left(deadline), None, self._changed
             if self._ports.take_turn(me):
-                error = await self._add(left)
+                error = await self._add(me, left)
                 if error is None:
                     continue
                 if not self._ports.may_wait(error, self._options):
@@ -273,17 +305,28 @@ class AioRequests:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), left)
 
-    async def _add(self, left: float | None) -> RdsError | None:
-        """Binds a port; why there is none."""
+    async def _add(self, me: object, left: float | None) -> RdsError | None:
+        """Binds a port; why there is none. None too when the socket is closed meanwhile: then
+        nobody waits for a daemon that may not answer."""
+        bind = asyncio.ensure_future(self._bind_port(left))
+        self._binds.add(bind)
+        bind.add_done_callback(self._binds.discard)
+        try:
+            await asyncio.wait([bind, self._over], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            bind.cancel()
+            if self._ports.binding is me:
+                self._ports.binding = None
+            self._tell()
+        return bind.result() if bind.done() and not bind.cancelled() else None
+
+    async def _bind_port(self, left: float | None) -> RdsError | None:
         try:
             sock = await self._bind(
                 self._options, BIND_TIMEOUT if left is None else min(left, BIND_TIMEOUT)
             )
         except RdsError as error:
             return error
-        finally:
-            self._ports.binding = None
-            self._tell()
         if self._ports.closed:
             self._close([sock])
         else:
