@@ -114,6 +114,7 @@ func (h *Host) session(ctx context.Context, s, raw *MapSpec, strict bool) (*clie
 		// one: nobody would tell them what was written here, and a close here would end what it knows of them.
 		return nil, fmt.Errorf("what is mapped already is not known: %w", h.store.aside)
 	}
+	asked := s.Paths
 	for {
 		c, err := h.join(ctx, s, raw, strict)
 		if (err == errQuestioned || err == errEnding) && h.machine.Wait(askAgain, ctx.Done()) != 0 {
@@ -122,7 +123,7 @@ func (h *Host) session(ctx context.Context, s, raw *MapSpec, strict bool) (*clie
 		if c != nil || err != nil {
 			return c, err
 		}
-		paths, err := h.findPaths(ctx, s.Paths, strict)
+		paths, err := h.findPaths(ctx, s.Paths, strict && slices.Equal(s.Paths, asked)) // else they are of one that is not back
 		if err != nil {
 			return nil, err
 		}
@@ -168,6 +169,12 @@ func (h *Host) join(ctx context.Context, s, raw *MapSpec, strict bool) (*client,
 		h.mu.Unlock()
 		return nil, errEnding
 	}
+	if raw != nil && strict && (c == nil || !c.mapped) {
+		if err := h.heeds(s, raw); err != nil {
+			h.mu.Unlock()
+			return nil, err
+		}
+	}
 	if c != nil && !c.mapped && raw != nil && (c.fits(s) != nil || !c.goes(s.Paths)) {
 		h.mu.Unlock()
 		return nil, errQuestioned
@@ -204,11 +211,58 @@ func (h *Host) join(ctx context.Context, s, raw *MapSpec, strict bool) (*client,
 	return c, nil
 }
 
+// heeds has s, by which Map is about to make a session, be what mappings have of that session that an earlier Host had and that are
+// not back yet, but for what raw asks for and must not: they join it whatever it is, and would go on with the volume of
+// another node, or as another mapping asks. mu is held.
+func (h *Host) heeds(s, raw *MapSpec) error {
+	for _, o := range h.notBack(s.Session) {
+		host, port, _ := splitNode(s.Node, h.cfg.Port) // both were checked
+		if of, p, _ := splitNode(o.Node, h.cfg.Port); of != host || p != port {
+			return rdserr.With(rdserr.ErrInvalid, "session %s is that of mapping %s with %s, which is not back yet; name another session for %s, or the node as it does", s.Session, o.ID, o.Node, s.Node)
+		}
+		if err := o.fits(raw); err != nil {
+			return err
+		}
+		paths := s.Paths
+		o.shares(s)
+		if len(raw.Paths) > 0 {
+			s.Paths = paths
+		}
+	}
+	return nil
+}
+
+// notBack are the mappings of a session that an earlier Host had and that have not joined it. mu is held.
+func (h *Host) notBack(session string) (list []*MapSpec) {
+	for _, m := range h.mappings {
+		if m.waits() && m.spec.Session == session {
+			list = append(list, &m.spec)
+		}
+	}
+	for _, l := range h.left() {
+		if l.mapping == nil || l.mapping.Session != session {
+			continue
+		}
+		if o, err := l.mapping.spec(); err == nil && h.cfg.complete(&o) == nil {
+			list = append(list, &o)
+		}
+	}
+	return list
+}
+
+// waits reports whether m was an earlier Host's and has not joined its session yet. Host.mu is held.
+func (m *mapping) waits() bool { return m.restored && m.c == nil && !m.ending }
+
 // fits tells whether the session is what a MapSpec asks for.
 func (c *client) fits(raw *MapSpec) error {
-	c.mu.Lock()
+	done := c.look()
 	s := c.spec
-	c.mu.Unlock()
+	done()
+	return s.fits(raw)
+}
+
+// fits tells whether a session that s describes is what raw asks for.
+func (s *MapSpec) fits(raw *MapSpec) error {
 	policy := raw.Policy
 	if p, err := rtrs.ParsePolicy(policy); err == nil { // else it is "": the session's may be any
 		policy = p.String()
@@ -240,8 +294,10 @@ func (c *client) goes(paths []PathSpec) bool {
 }
 
 // shares has a mapping of the session be what the session is, whatever was asked for with it. mu is held.
-func (c *client) shares(s *MapSpec) {
-	is := &c.spec
+func (c *client) shares(s *MapSpec) { c.spec.shares(s) }
+
+// shares has s be what is says of a session.
+func (is *MapSpec) shares(s *MapSpec) {
 	s.Paths, s.Policy, s.QueueDepth = slices.Clone(is.Paths), is.Policy, is.QueueDepth
 	s.IOTimeout, s.LossTimeout, s.OnLoss = is.IOTimeout, is.LossTimeout, is.OnLoss
 	s.Unfenced, s.UnfencedAfter, s.MaxReconnects = is.Unfenced, is.UnfencedAfter, is.MaxReconnects

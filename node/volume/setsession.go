@@ -69,6 +69,16 @@ func (c *SessionChange) apply(s *MapSpec) {
 	}
 }
 
+// change changes what is written down of a mapping.
+func (s *mappingState) change(c *SessionChange) {
+	m := MapSpec{Policy: s.Policy, Unfenced: s.Unfenced, MaxReconnects: s.MaxReconnects}
+	c.apply(&m)
+	s.Policy, s.Unfenced, s.MaxReconnects = m.Policy, m.Unfenced, m.MaxReconnects
+	if m.UnfencedAfter != 0 {
+		s.UnfencedAfter = m.UnfencedAfter.String()
+	}
+}
+
 // SetSession changes a client's session, named by name or ID, while it is in use: what it does
 // from now on, and what is persistent of its mappings.
 func (h *Host) SetSession(ctx context.Context, session string, change SessionChange) (SessionInfo, error) {
@@ -87,9 +97,15 @@ func (h *Host) SetSession(ctx context.Context, session string, change SessionCha
 	c.rt.SetMaxReconnects(reconnects(c.spec.MaxReconnects))
 	c.finish(now)
 	h.mu.Lock()
+	// Those that are not back yet are to join it as it is, and one of them may be the one that makes it at the next start.
 	for _, m := range h.mappings {
-		if m.c == c {
+		if m.c == c || m.waits() && m.spec.Session == c.spec.Session {
 			change.apply(&m.spec)
+		}
+	}
+	for _, l := range h.leftovers {
+		if l.mapping != nil && l.mapping.Session == c.spec.Session {
+			l.mapping.change(&change)
 		}
 	}
 	h.mu.Unlock()

@@ -151,3 +151,34 @@ func TestSessionIsBackAsItWas(t *testing.T) {
 		t.Errorf("it is back as\n%+v, %v, it was\n%+v", is.MapSpec, err, was.MapSpec)
 	}
 }
+
+// TestSetSessionOfMappingsThatAreAway: a change is written down of the session's mappings that could not be taken up, too. One of them
+// may be the one that makes the session at the next start.
+func TestSetSessionOfMappingsThatAreAway(t *testing.T) {
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	server.start()
+	client.start()
+	for _, name := range []string{"a", "b"} {
+		mustExport(t, server.h, file(t, name, 1<<20))
+		mustMap(t, client.h, MapSpec{Node: server.node(), Name: name, Session: "app", Persist: true})
+	}
+	client.stop()
+	client.cfg.MaxMappings = 1
+	client.start()
+	back(t, client, "v1")
+	change := SessionChange{Policy: "round-robin", Unfenced: UnfencedWait, UnfencedAfter: time.Minute, MaxReconnects: 7}
+	if _, err := client.h.SetSession(testCtx(t), "app", change); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range written(t, client).Mappings {
+		if m.Policy != change.Policy || m.Unfenced != change.Unfenced || m.UnfencedAfter != change.UnfencedAfter.String() || m.MaxReconnects != change.MaxReconnects {
+			t.Errorf("written is %+v", m)
+		}
+	}
+	if err := client.h.Unmap(testCtx(t), "v1", true); err != nil {
+		t.Fatal(err)
+	}
+	_, err := client.h.Map(testCtx(t), MapSpec{Node: "127.0.0.6", Name: "a", Session: "app"})
+	is(t, "with another node than one that is left", err, syscall.EINVAL, "v2")
+}
