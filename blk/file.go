@@ -37,6 +37,7 @@ type File struct {
 	block   bool // a block device
 	nfs     bool // a file on NFS, where a write brings errors of earlier ones
 	id      FileID
+	born    int64 // see Born
 	opts    FileOptions
 	run     func() // work, made once so that starting a worker allocates nothing
 	sync    syncGuard
@@ -125,6 +126,7 @@ func newFile(pathFd int, name string, o FileOptions) (*File, error) {
 		// A block device is its device number: its inode is one of many names.
 		f.id = FileID{Dev: st.Rdev, Block: true}
 	}
+	f.born = born(fd, f.block)
 	info, err := f.describe(st)
 	if err == nil {
 		err = info.Validate()
@@ -241,6 +243,18 @@ type FileID struct {
 
 // ID is the same for all that opened the same file or block device.
 func (f *File) ID() FileID { return f.id }
+
+// Born is when the file was made, in nanoseconds of Unix time; 0: its file system does not tell, or it is a block device. A file
+// system gives the number of one that was removed to the next, often at once: by its ID that is the same.
+func (f *File) Born() int64 { return f.born }
+
+func born(fd int, block bool) int64 {
+	var st unix.Statx_t
+	if block || unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_BTIME, &st) != nil || st.Mask&unix.STATX_BTIME == 0 {
+		return 0
+	}
+	return st.Btime.Sec*1e9 + int64(st.Btime.Nsec)
+}
 
 // Refresh looks whether the size of the file or block device has changed.
 func (f *File) Refresh() error {

@@ -10,6 +10,7 @@ import "github.com/rdsd/rdsd/blk"
 type Held struct {
 	Session, Name string
 	ID            blk.FileID
+	Born          int64  // blk.File.Born
 	Where         string // the place where it was found then (try.where)
 	Earlier       bool   // ID is of an earlier start of the machine
 	Reads         bool   // it was opened to be read alone
@@ -25,6 +26,7 @@ type holder struct {
 // holding is the store behind it.
 type holding struct {
 	store   any // see storeOf
+	born    int64
 	where   string
 	earlier bool
 	at      uint64 // which of all it is, by the time when it was last opened
@@ -50,8 +52,12 @@ func (h *handle) storeOf() any {
 
 // same tells whether a name that led to g leads to the same store with n. The number of a
 // file's device is another one when its file system was mounted anew, that of a block device
-// when the machine was started: by its place it is known all the same.
+// when the machine was started: by its place it is known all the same. A file that was removed may have
+// left its number to another one, and one of a file system that is mounted in place of another may have it as well.
 func (g *holding) same(n *holding) bool {
+	if g.born != n.born && g.born != 0 && n.born != 0 {
+		return false
+	}
 	was, ok := g.store.(blk.FileID)
 	is, too := n.store.(blk.FileID)
 	switch {
@@ -69,7 +75,7 @@ func (g *holding) same(n *holding) bool {
 // which it has not closed. Otherwise it is remembered.
 func (s *Server) holds(o *Opening) (another bool) {
 	h := o.h
-	n := holding{store: h.storeOf(), where: h.where}
+	n := h.holding()
 	was, known := s.held[h.holder()]
 	if known && !was.same(&n) {
 		return true
@@ -109,7 +115,17 @@ func (s *Server) hold(h *handle) {
 		}
 	}
 	s.heldAt++
-	s.held[k] = holding{store: h.storeOf(), where: h.where, at: s.heldAt}
+	g := h.holding()
+	g.at = s.heldAt
+	s.held[k] = g
+}
+
+func (h *handle) holding() holding {
+	g := holding{store: h.storeOf(), where: h.where}
+	if f, ok := blk.As[interface{ Born() int64 }](h.store.dev); ok {
+		g.born = f.Born()
+	}
+	return g
 }
 
 func (h *handle) holder() holder { return holder{h.sess.rt.Name, h.name, !h.writes()} }
@@ -118,7 +134,7 @@ func (h *handle) holder() holder { return holder{h.sess.rt.Name, h.name, !h.writ
 func (s *Server) Held() (list []Held) {
 	for k, g := range s.held {
 		if f, ok := g.store.(blk.FileID); ok {
-			list = append(list, Held{Session: k.session, Name: k.name, ID: f, Where: g.where, Earlier: g.earlier, Reads: k.reads})
+			list = append(list, Held{Session: k.session, Name: k.name, ID: f, Born: g.born, Where: g.where, Earlier: g.earlier, Reads: k.reads})
 		}
 	}
 	return list

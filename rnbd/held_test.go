@@ -54,6 +54,20 @@ func begins(t *testing.T, path string) byte {
 	return b[0]
 }
 
+// born is blk.File.Born of a file; the test is of no use where that is not known.
+func born(t testing.TB, path string) int64 {
+	t.Helper()
+	f, err := blk.OpenFile(path, blk.FileOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if f.Born() == 0 {
+		t.Skip("the file system does not tell when a file was made")
+	}
+	return f.Born()
+}
+
 // TestAnotherStore: what waited for a store goes to no other that its name leads to when the
 // session is back, whether or not all writes before were flushed, and a read is answered from
 // no other.
@@ -78,6 +92,16 @@ func TestAnotherStore(t *testing.T) {
 				t.Fatal(err)
 			}
 		}},
+		{"another file is made in its place, perhaps with its inode", false, func(w *world, path, other string) {
+			born(w.t, path)
+			for _, c := range w.closed { // else it keeps its inode
+				c.Close()
+			}
+			if err := os.Remove(path); err != nil {
+				t.Fatal(err)
+			}
+			writeFile(t, path, 1<<20)
+		}},
 		{"another file is exported", false, func(w *world, path, other string) {
 			unexport(w)
 			w.export(&Export{Name: "d", Path: other})
@@ -95,6 +119,14 @@ func TestAnotherStore(t *testing.T) {
 		}},
 		{"the daemon is started with another file", false, func(w *world, path, other string) {
 			w.restart(ServerConfig{Boot: 7, Past: w.srv.Past(), Held: w.srv.Held(), Notes: true}, &Export{Name: "d", Path: other})
+		}},
+		{"the daemon is, and another file has its inode", false, func(w *world, path, other string) {
+			held := w.srv.Held()
+			if held[0].Born != born(w.t, path) {
+				t.Errorf("held is %+v", held[0])
+			}
+			held[0].Born--
+			w.restart(ServerConfig{Boot: 7, Past: w.srv.Past(), Held: held, Notes: true}, &Export{Name: "d", Path: path})
 		}},
 		{"the machine is, and the numbers of devices have changed", false, func(w *world, path, other string) {
 			past, held := w.srv.Past(), w.srv.Held()

@@ -77,7 +77,7 @@ func NewServer(cfg ServerConfig, env ServerEnv, rt Replier, rnd *rand.Rand) *Ser
 			continue
 		}
 		s.heldAt++
-		s.held[holder{g.Session, g.Name, g.Reads}] = holding{store: g.ID, where: g.Where, earlier: g.Earlier, at: s.heldAt}
+		s.held[holder{g.Session, g.Name, g.Reads}] = holding{store: g.ID, born: g.Born, where: g.Where, earlier: g.Earlier, at: s.heldAt}
 	}
 	s.cfg.Past, s.cfg.Held = nil, nil
 	if s.cfg.Boot == 0 {

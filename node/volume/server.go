@@ -117,7 +117,7 @@ func (s *server) held() (list []heldState) {
 	held := s.rn.Held()
 	done()
 	for _, g := range held {
-		list = append(list, heldState{g.Session, g.Name, g.ID.Dev, g.ID.Ino, g.ID.Block, g.Where, g.Earlier, g.Reads})
+		list = append(list, heldState{g.Session, g.Name, g.ID.Dev, g.ID.Ino, g.ID.Block, g.Born, g.Where, g.Earlier, g.Reads})
 	}
 	slices.SortFunc(list, func(a, b heldState) int {
 		return cmp.Or(cmp.Compare(a.Session, b.Session), cmp.Compare(a.Name, b.Name), cmp.Compare(strconv.FormatBool(a.Reads), strconv.FormatBool(b.Reads)))

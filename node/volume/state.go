@@ -135,6 +135,7 @@ type heldState struct {
 	Dev     uint64 `json:"dev"`
 	Ino     uint64 `json:"ino,omitempty"`
 	Block   bool   `json:"block,omitempty"`
+	Born    int64  `json:"born,omitempty"`
 	Where   string `json:"where,omitempty"`
 	Earlier bool   `json:"earlier,omitempty"`
 	Reads   bool   `json:"reads,omitempty"`
@@ -375,7 +376,7 @@ func (s *store) past(st *state) (list []rnbd.Past) {
 func (s *store) held(st *state) (list []rnbd.Held) {
 	for _, g := range st.Held {
 		list = append(list, rnbd.Held{Session: g.Session, Name: g.Name, ID: blk.FileID{Dev: g.Dev, Ino: g.Ino, Block: g.Block},
-			Where: g.Where, Earlier: g.Earlier || st.Boot != s.boot, Reads: g.Reads})
+			Born: g.Born, Where: g.Where, Earlier: g.Earlier || st.Boot != s.boot, Reads: g.Reads})
 	}
 	return list
 }

@@ -30,7 +30,7 @@ func TestStateSurvives(t *testing.T) {
 	want := state{Running: true, NextID: 8, Exports: []exportState{export.state()}, Mappings: []mappingState{mapping.state("", "", rnbd.Kept{Verifier: 1<<64 - 1, LogicalBlock: 4096, SyncLost: true, Stale: true, Flushed: true})},
 		Past: []pastState{{Dev: 3, Ino: 4, Syncs: 1, Writer: "a-b", WriterIs: &writerState{UUID: "0102030405060708090a0b0c0d0e0f10", From: from},
 			Behind: []string{"x", "y"}, Behinds: []writerState{{}, {From: from[1:]}}, Beside: []besideState{{"z", writerState{From: from[:1]}}}, Where: "/disk"}, {Dev: 5, Block: true, Writer: "c"}}, Forgot: 3,
-		Held: []heldState{{Session: "a-b", Name: "d", Dev: 3, Ino: 4, Where: "/disk"}, {Session: "c", Name: "e", Dev: 5, Block: true, Earlier: true, Reads: true}}}
+		Held: []heldState{{Session: "a-b", Name: "d", Dev: 3, Ino: 4, Born: 5, Where: "/disk"}, {Session: "c", Name: "e", Dev: 5, Block: true, Earlier: true, Reads: true}}}
 	if err := s.write(func() state { return want }); err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +69,7 @@ func TestStateSurvives(t *testing.T) {
 		t.Fatalf("of the past: %+v", got)
 	}
 	held := []rnbd.Held{
-		{Session: "a-b", Name: "d", ID: blk.FileID{Dev: 3, Ino: 4}, Where: "/disk"},
+		{Session: "a-b", Name: "d", ID: blk.FileID{Dev: 3, Ino: 4}, Born: 5, Where: "/disk"},
 		{Session: "c", Name: "e", ID: blk.FileID{Dev: 5, Block: true}, Earlier: true, Reads: true},
 	}
 	if got := s.held(&st); !reflect.DeepEqual(got, held) {
