@@ -196,6 +196,37 @@ func anotherStore(t *testing.T, below bool, access rnbdwire.Access, change func(
 	}
 }
 
+// TestMemoryThatBecameAFile: what waited for memory, which has ended with the daemon, goes to no file that has its name now.
+func TestMemoryThatBecameAFile(t *testing.T) {
+	for _, op := range []blk.Op{blk.OpWrite, blk.OpRead} {
+		path := filepath.Join(t.TempDir(), "d")
+		writeFile(t, path, 1<<20)
+		was := begins(t, path)
+		m, err := blk.NewMem(blk.MemOptions{Size: 1 << 20})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := newWorld(t, ServerConfig{Boot: 7, Notes: true})
+		w.export(&Export{Name: "d", Device: m, Volatile: true})
+		a := w.client("a")
+		access := rw
+		if op == blk.OpRead {
+			access = ro
+		}
+		va := a.mustMap("d", access)
+		a.cut()
+		late := &blk.Request{Op: op, Len: 512, Buf: make([]byte, 512)}
+		a.submit(va, late)
+		w.run()
+		w.restart(ServerConfig{Boot: 7, Past: w.srv.Past(), Held: w.srv.Held(), Notes: true}, &Export{Name: "d", Path: path})
+		a.connect()
+		wantState(t, "a file has its name", va, Closed)
+		if rdserr.Errno(late.Err) != rdserr.Errno(ErrStale) || begins(t, path) != was {
+			t.Errorf("the %v that waited: %v; the file begins with %d, and did with %d", op, late.Err, begins(t, path), was)
+		}
+	}
+}
+
 // TestTheSameStore: a session goes on where its name leads to the store that it had, however
 // that is found now, and a name that it has closed may lead anywhere.
 func TestTheSameStore(t *testing.T) {

@@ -14,6 +14,8 @@ import (
 type Kept struct {
 	// Verifier is the server's number for the content of the store, 0 if it has none.
 	Verifier uint64
+	// Volatile says that the content is memory of the server, and ends with that.
+	Volatile bool
 	// LogicalBlock is the size of its blocks, by which its users have laid out everything; 0: not known.
 	LogicalBlock uint16
 	// SyncLost says that completed writes may be lost: no flush succeeds any more.
@@ -27,7 +29,7 @@ type Kept struct {
 
 // Kept returns what there is to keep of v now. ClientEnv.Keep and Note say that it is new.
 func (v *Volume) Kept() Kept {
-	return Kept{Verifier: v.store.Verifier, LogicalBlock: v.rsp.LogicalBlock, SyncLost: v.syncErr != nil, Stale: v.stale,
+	return Kept{Verifier: v.store.Verifier, Volatile: v.store.Volatile, LogicalBlock: v.rsp.LogicalBlock, SyncLost: v.syncErr != nil, Stale: v.stale,
 		Flushed: v.syncErr == nil && v.wrote <= v.synced && v.inflight == 0 && v.held == nil}
 }
 
@@ -44,7 +46,7 @@ func (c *Client) MapAgain(now time.Duration, name string, access rnbdwire.Access
 func (v *Volume) resume(rsp *rnbdwire.OpenRsp, store rnbdwire.Store) error {
 	k := v.former
 	v.former = nil
-	v.rsp, v.store.Verifier = *rsp, k.Verifier
+	v.rsp, v.store.Verifier, v.store.Volatile = *rsp, k.Verifier, k.Volatile
 	if k.LogicalBlock != 0 {
 		v.rsp.LogicalBlock = k.LogicalBlock
 	}

@@ -33,6 +33,7 @@ func TestMapAgain(t *testing.T) {
 	for _, c := range []struct {
 		what     string
 		volatile bool
+		lasts    bool   // what is there afterwards does
 		through  bool   // without a cache
 		access   string // "": rw
 		boot     uint64 // afterwards; 1 before
@@ -48,6 +49,9 @@ func TestMapAgain(t *testing.T) {
 		{what: "the same without a cache", boot: 2, through: true},
 		{what: "the same of a reader", boot: 2, access: "ro"},
 		{what: "memory was lost", boot: 1, volatile: true, io: ErrStale, flush: ErrStale},
+		{what: "memory was lost, and its name is a file's now", boot: 1, volatile: true, lasts: true, io: ErrStale, flush: ErrStale},
+		{what: "the same without a cache", boot: 1, volatile: true, lasts: true, through: true, io: ErrStale, flush: ErrStale},
+		{what: "the same of a reader", boot: 1, volatile: true, lasts: true, access: "ro", io: ErrStale, flush: ErrStale},
 		{what: "another writer", boot: 1, other: true, io: ErrStale, flush: ErrStale},
 		{what: "another writer and everything flushed", boot: 1, other: true, flushed: true, io: ErrStale, flush: ErrStale},
 		{what: "another writer, of a reader", boot: 1, other: true, access: "ro"},
@@ -95,7 +99,7 @@ func TestMapAgain(t *testing.T) {
 		e.cut()
 		w.run()
 		if c.boot != 1 || c.volatile {
-			w.restart(ServerConfig{Boot: c.boot}, &Export{Name: "d", Device: exp.Device, Volatile: c.volatile})
+			w.restart(ServerConfig{Boot: c.boot}, &Export{Name: "d", Device: exp.Device, Volatile: c.volatile && !c.lasts})
 		}
 		if c.other {
 			b := w.client("b")

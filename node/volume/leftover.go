@@ -29,7 +29,7 @@ func (h *Host) leaveExport(o *exportState, err error) {
 // there.
 func (h *Host) leaveMapping(o *mappingState, again bool, err error) {
 	if !again { // written down as of this start of the machine, it would say that they are
-		o.Verifier, o.Block, o.SyncLost, o.Stale, o.Flushed, o.Unused = 0, 0, false, false, false, true
+		o.Verifier, o.Volatile, o.Block, o.SyncLost, o.Stale, o.Flushed, o.Unused = 0, false, 0, false, false, false, true
 	}
 	h.mu.Lock()
 	h.leftovers = append(h.leftovers, leftover{mapping: o, err: err, at: h.machine.Wall()})

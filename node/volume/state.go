@@ -176,6 +176,7 @@ type mappingState struct {
 	MaxReconnects int    `json:"max_reconnect_attempts,omitempty"`
 
 	Verifier uint64 `json:"verifier,omitempty"` // rnbd.Kept
+	Volatile bool   `json:"volatile,omitempty"`
 	Block    uint16 `json:"logical_block,omitempty"`
 	SyncLost bool   `json:"sync_lost,omitempty"`
 	Stale    bool   `json:"stale,omitempty"`
@@ -194,7 +195,7 @@ func (s *exportState) spec() ExportSpec {
 }
 
 func (s *mappingState) kept() rnbd.Kept {
-	return rnbd.Kept{Verifier: s.Verifier, LogicalBlock: s.Block, SyncLost: s.SyncLost, Stale: s.Stale, Flushed: s.Flushed}
+	return rnbd.Kept{Verifier: s.Verifier, Volatile: s.Volatile, LogicalBlock: s.Block, SyncLost: s.SyncLost, Stale: s.Stale, Flushed: s.Flushed}
 }
 
 func (s *MapSpec) state(wants, backend string, k rnbd.Kept) mappingState {
@@ -202,7 +203,7 @@ func (s *MapSpec) state(wants, backend string, k rnbd.Kept) mappingState {
 		Paths: s.Paths, Policy: s.Policy, QueueDepth: s.QueueDepth, Access: s.Access, IOTimeout: s.IOTimeout.String(),
 		LossTimeout: s.LossTimeout.String(), OnLoss: s.OnLoss, Persist: s.Persist,
 		Unfenced: s.Unfenced, UnfencedAfter: s.UnfencedAfter.String(), MaxReconnects: s.MaxReconnects,
-		Verifier: k.Verifier, Block: k.LogicalBlock, SyncLost: k.SyncLost, Stale: k.Stale, Flushed: k.Flushed}
+		Verifier: k.Verifier, Volatile: k.Volatile, Block: k.LogicalBlock, SyncLost: k.SyncLost, Stale: k.Stale, Flushed: k.Flushed}
 	if s.As == AsNBD {
 		m.Device, m.Chosen = s.Device, wants == "" && s.Device != ""
 		if s.Device == "" { // it was detached, or has not been attached yet

@@ -27,7 +27,7 @@ func TestStateSurvives(t *testing.T) {
 	mapping := MapSpec{ID: "v7", Node: "n", Name: "d", As: AsSocket, Socket: "/s", Session: "a-b", Paths: []PathSpec{{Src: "", Dst: "n:1"}},
 		Policy: rtrs.MinLatency.String(), QueueDepth: 8, Access: AccessRW, IOTimeout: 3 * time.Second, LossTimeout: time.Minute, OnLoss: OnLossError, Persist: true}
 	from := []netip.Addr{netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("fd00::9")}
-	want := state{Running: true, NextID: 8, Exports: []exportState{export.state()}, Mappings: []mappingState{mapping.state("", "", rnbd.Kept{Verifier: 1<<64 - 1, LogicalBlock: 4096, SyncLost: true, Stale: true, Flushed: true})},
+	want := state{Running: true, NextID: 8, Exports: []exportState{export.state()}, Mappings: []mappingState{mapping.state("", "", rnbd.Kept{Verifier: 1<<64 - 1, Volatile: true, LogicalBlock: 4096, SyncLost: true, Stale: true, Flushed: true})},
 		Past: []pastState{{Dev: 3, Ino: 4, Syncs: 1, Writer: "a-b", WriterIs: &writerState{UUID: "0102030405060708090a0b0c0d0e0f10", From: from},
 			Behind: []string{"x", "y"}, Behinds: []writerState{{}, {From: from[1:]}}, Beside: []besideState{{"z", writerState{From: from[:1]}}}, Where: "/disk"}, {Dev: 5, Block: true, Writer: "c"}}, Forgot: 3,
 		Held: []heldState{{Session: "a-b", Name: "d", Dev: 3, Ino: 4, Born: 5, Where: "/disk"}, {Session: "c", Name: "e", Dev: 5, Block: true, Earlier: true, Reads: true}}}
@@ -54,7 +54,7 @@ func TestStateSurvives(t *testing.T) {
 	if got, err := st.Mappings[0].spec(); err != nil || !reflect.DeepEqual(got, mapping) {
 		t.Fatalf("mapping %+v, was %+v; %v", got, mapping, err)
 	}
-	if got := st.Mappings[0].kept(); got != (rnbd.Kept{Verifier: 1<<64 - 1, LogicalBlock: 4096, SyncLost: true, Stale: true, Flushed: true}) {
+	if got := st.Mappings[0].kept(); got != (rnbd.Kept{Verifier: 1<<64 - 1, Volatile: true, LogicalBlock: 4096, SyncLost: true, Stale: true, Flushed: true}) {
 		t.Fatalf("of the volume is kept %+v", got)
 	}
 	if !s.crashed(&st) {
