@@ -110,12 +110,15 @@ func (h *Host) enterExport(x *export) error {
 	return nil
 }
 
-// leaveExports takes it out of the tables.
+// leaveExports takes it out of the tables, and out of the state, in which it may be written, or may be being written, by now.
 func (h *Host) leaveExports(x *export) {
 	h.mu.Lock()
-	defer h.mu.Unlock()
 	if h.exports[x.spec.Name] == x {
 		delete(h.exports, x.spec.Name)
+	}
+	h.mu.Unlock()
+	if x.spec.Persist {
+		h.saver.mark()
 	}
 }
 

@@ -195,3 +195,44 @@ func TestCallsGiveUpTheDisk(t *testing.T) {
 		return len(st.Exports) == 0 && len(st.Mappings) == 2 && st.Mappings[0].MaxReconnects == 7 && len(st.Mappings[0].Paths) == 1
 	})
 }
+
+// TestExportThatIsGivenUpWhileItIsWritten: a persistent export that its caller does not wait for any more is not done, and so not there
+// after the next start, also where the state was being written with it.
+func TestExportThatIsGivenUpWhileItIsWritten(t *testing.T) {
+	server := newServerNode(t, freePort(t))
+	var still atomic.Bool
+	var writes atomic.Int32 // that have ended meanwhile
+	writing, release := make(chan struct{}, 1), make(chan struct{})
+	free := sync.OnceFunc(func() { close(release) })
+	server.writesBy(func(name string, b []byte) error {
+		if still.Load() {
+			select {
+			case writing <- struct{}{}:
+			default:
+			}
+			<-release
+			defer writes.Add(1)
+		}
+		return replaceFile(name, b)
+	})
+	server.start()
+	defer free()
+	eventually(t, "what was before is written", func() bool { return !server.h.saver.pending() })
+	still.Store(true)
+	s := file(t, "disk", 1<<20)
+	s.Persist = true
+	ctx, giveUp := context.WithCancel(testCtx(t))
+	go func() { // ends with the write
+		<-writing
+		giveUp()
+	}()
+	if i, err := server.h.Export(ctx, s); !errors.Is(err, rdserr.ErrTimeout) {
+		t.Errorf("exported as %+v, %v", i, err)
+	}
+	if l := server.h.Exports(); len(l) != 0 {
+		t.Errorf("given up, and there are %+v", l)
+	}
+	free()
+	eventually(t, "the write has ended", func() bool { return writes.Load() > 0 })
+	eventually(t, "nothing of it is written", func() bool { return len(written(t, server).Exports) == 0 })
+}
