@@ -237,3 +237,72 @@ func (d *slowOnce) Resize(size uint64) error {
 	d.first.Do(func() { r = d.slow })
 	return r.Resize(size)
 }
+
+// TestResizeThatIsNotWantedAnyMore: one that waited for another, and whose caller has gone, is not done: it would cut off what is
+// there by then. Nor is one of an export that has ended meanwhile, whose file may be another's.
+func TestResizeThatIsNotWantedAnyMore(t *testing.T) {
+	t.Run("given up", func(t *testing.T) {
+		resizeNotWanted(t, syscall.ETIMEDOUT, func(_ *Host, giveUp func()) error { giveUp(); return nil })
+	})
+	t.Run("of an export that has ended", func(t *testing.T) {
+		resizeNotWanted(t, syscall.ENOENT, func(h *Host, _ func()) error { return h.Unexport(testCtx(t), "also", false) })
+	})
+}
+
+func resizeNotWanted(t *testing.T, errno syscall.Errno, end func(h *Host, giveUp func()) error) {
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	asked, release := make(chan struct{}), make(chan struct{})
+	free := sync.OnceFunc(func() { close(release) })
+	var first sync.Once
+	server.wrap = func(_ string, d blk.Device) blk.Device { return &slowOnce{d, &first, &heldResize{d, asked, release}} }
+	server.start()
+	client.start()
+	defer free()
+	s := file(t, "disk", 4<<20)
+	mustExport(t, server.h, s)
+	s.Name = "also"
+	mustExport(t, server.h, s)
+	mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk"})
+	waiting := func(n int) func() bool {
+		return func() bool {
+			w := server.h.waits
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			p := w.paths[s.Path]
+			return p == nil && n == 0 || p != nil && maxPathWaits-len(p.slots) == n
+		}
+	}
+	resize := func(ctx context.Context, name string, size uint64) <-chan error {
+		done := make(chan error, 1)
+		go func() { // ends with the call
+			_, err := server.h.ResizeExport(ctx, name, size)
+			done <- err
+		}()
+		return done
+	}
+	grows := resize(testCtx(t), "disk", 8<<20)
+	<-asked
+	ctx, giveUp := context.WithCancel(testCtx(t))
+	defer giveUp()
+	shrinks := resize(ctx, "also", 1<<20)
+	eventually(t, "it waits for the other", waiting(2))
+	if err := end(server.h, giveUp); err != nil {
+		t.Error(err)
+	}
+	if errno == syscall.ETIMEDOUT { // its caller waits no more
+		is(t, "the one that waited", <-shrinks, errno, "in time")
+		shrinks = nil
+	}
+	free()
+	if err := <-grows; err != nil {
+		t.Error(err)
+	}
+	if shrinks != nil {
+		is(t, "the one that waited", <-shrinks, errno, "not exported")
+	}
+	eventually(t, "none is under way", waiting(0))
+	if st, err := os.Stat(s.Path); err != nil || st.Size() != 8<<20 {
+		t.Errorf("it has %d bytes, %v", st.Size(), err)
+	}
+}
