@@ -222,6 +222,31 @@ func TestUnexport(t *testing.T) {
 	}
 }
 
+// TestUnexportWaitsForTheStore: nor while a request of a session that has gone, or that lost it, is at the store: whoever is told that it is
+// not exported any more may have it written elsewhere, and the request would go over that.
+func TestUnexportWaitsForTheStore(t *testing.T) {
+	for what, end := range map[string]func(w *world, e *end){
+		"the session has gone": func(w *world, e *end) { e.cut() },
+		"it was taken from it": func(w *world, e *end) { w.srv.ForceClose(w.now, e.sess, "d") },
+	} {
+		w := newWorld(t, ServerConfig{})
+		f, _ := w.fault("d", 1<<20)
+		e := w.client("c")
+		v := e.mustMap("d", rw)
+		f.Add(blk.Rule{Ops: blk.Ops(blk.OpWrite), Stall: true, Count: 1})
+		e.submit(v, &blk.Request{Op: blk.OpWrite, Len: 512, Buf: make([]byte, 512)})
+		w.run()
+		end(w, e)
+		w.run()
+		wantErr(t, what, w.srv.Unexport(w.now, w.named("d")), ErrBusy)
+		f.Release()
+		w.run()
+		if err := w.srv.Unexport(w.now, w.named("d")); err != nil {
+			t.Errorf("%s, and nothing is at the store: %v", what, err)
+		}
+	}
+}
+
 // TestRemoveRoot: the directory is held as long as somebody may look below it.
 func TestRemoveRoot(t *testing.T) {
 	dir := t.TempDir()

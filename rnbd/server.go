@@ -110,14 +110,14 @@ func (s *Server) Export(e *Export) error {
 	return nil
 }
 
-// Unexport removes an export, or is ErrBusy while sessions have it open. It is ErrNotFound if e is
-// not offered any more, also where another one has its name.
+// Unexport removes an export, or is ErrBusy while sessions have it open, or requests of those that had it are at its store.
+// It is ErrNotFound if e is not offered any more, also where another one has its name.
 func (s *Server) Unexport(now time.Duration, e *Export) error {
 	if s.exports[e.Name] != e {
 		return noExport(e.Name)
 	}
-	if n := len(s.using(e.uses)); n > 0 {
-		return inUse(e.Name, n)
+	if err := s.inUse(e.Name, e.uses); err != nil {
+		return err
 	}
 	s.unexport(e)
 	return nil
@@ -153,8 +153,23 @@ func (r *Root) uses(h *handle) bool   { return h.root == r }
 
 func noExport(name string) error { return rdserr.With(rdserr.ErrNotFound, "no export %q", name) }
 
-func inUse(what string, n int) error {
-	return rdserr.With(ErrBusy, "%q is open in %d sessions; unmap it there, or force it (--force)", what, n)
+// inUse says why what handles that match have cannot be removed; nil: it can.
+func (s *Server) inUse(what string, match func(*handle) bool) error {
+	if n := len(s.using(match)); n > 0 {
+		return rdserr.With(ErrBusy, "%q is open in %d sessions; unmap it there, or force it (--force)", what, n)
+	}
+	n := 0
+	for _, v := range s.volumes {
+		for _, h := range v.handles {
+			if match(h) {
+				n += h.inflight
+			}
+		}
+	}
+	if n > 0 {
+		return rdserr.With(ErrBusy, "%q: %d requests of sessions that have it no more are at its store, and may still write there; wait for their end, or force it (--force)", what, n)
+	}
+	return nil
 }
 
 // AddRoot offers the files below r, which is open. Names that are exports of their own come
@@ -166,8 +181,8 @@ func (s *Server) RemoveRoot(now time.Duration, r *Root) error {
 	if !slices.Contains(s.roots, r) {
 		return noRoot(r)
 	}
-	if n := len(s.using(r.uses)); n > 0 {
-		return inUse(r.Path, n)
+	if err := s.inUse(r.Path, r.uses); err != nil {
+		return err
 	}
 	s.removeRoot(r)
 	return nil

@@ -238,9 +238,9 @@ func createFile(path string, size uint64) error {
 	return err
 }
 
-// Unexport ends an export. While sessions have it open this is refused with
-// EBUSY, unless force: then their requests fail. One of the configuration is
-// back after a restart.
+// Unexport ends an export. While sessions have it open, or requests of those that had it are at its store, this is
+// refused with EBUSY, unless force: then their requests fail, and what the store has begun ends by itself. One of the
+// configuration is back after a restart.
 func (h *Host) Unexport(ctx context.Context, name string, force bool) error {
 	h.mu.Lock()
 	x := h.exports[name]

@@ -166,8 +166,10 @@ func (a *app) volumeUnexportCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "unexport NAME",
 		Short: "offer a volume no more",
-		Long: `End an export. While other nodes have it open this is refused (exit code 5). With
---force their requests fail from now on. The file or device stays as it is.`,
+		Long: `End an export. While other nodes have it open, or requests of those that had it are at its
+store still, this is refused (exit code 5). With --force their requests fail from now on, but
+for what the store has begun, which ends by itself and may still write until then. The file or
+device stays as it is.`,
 		Args:              needArgs("NAME", "an export, as rdsd volume ls shows it"),
 		ValidArgsFunction: a.completeVolumeFirst(exportWords),
 		RunE: func(cmd *cobra.Command, args []string) error {
