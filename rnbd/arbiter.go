@@ -95,10 +95,11 @@ func identity(d blk.Device) any {
 }
 
 // admit decides on B6: any number of readers, one writer, or two while one of
-// them migrates, or any number where the export is shared. back says that h was one of
-// two before, and is let in beside the other in any mode.
+// them migrates, or any number where the export is shared, and so are those by which the others have
+// it. back says that h was one of two before, and is let in beside the other in any mode.
 func (v *volume) admit(h *handle, back bool) error {
-	if !h.writes() || h.rules.Shared {
+	own := func(o *handle) bool { return o.writes() && !o.rules.Shared }
+	if !h.writes() || h.rules.Shared && !slices.ContainsFunc(v.handles, own) {
 		return nil
 	}
 	most := 1

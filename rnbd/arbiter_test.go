@@ -86,6 +86,43 @@ func TestWriterGoesAndComes(t *testing.T) {
 	a2.mustMap("d", rw)
 }
 
+// TestSharedUnderOneNameAlone: who has a file for itself has it so also where another export of that file is shared, and a write of one
+// that it was taken from goes over nothing that another has written since, whatever the file is exported as then.
+func TestSharedUnderOneNameAlone(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "d")
+	writeFile(t, path, 1<<20)
+	w := newWorld(t, ServerConfig{})
+	var f *blk.Fault
+	w.layers = func(d blk.Device) blk.Device {
+		f = blk.NewFault(d, 1)
+		w.faults = append(w.faults, f)
+		return f
+	}
+	w.export(&Export{Name: "mine", Path: path})
+	w.export(&Export{Name: "ours", Path: path, Rules: Rules{Shared: true}})
+	a, b := w.client("a"), w.client("b")
+	va := a.mustMap("mine", rw)
+	store := f
+	_, err := b.tryMap("ours", rw)
+	wantErr(t, "beside one that has it for itself", err, ErrWriter)
+	if _, err := b.tryMap("ours", ro); err != nil {
+		t.Errorf("to read: %v", err)
+	}
+	store.Add(blk.Rule{Ops: blk.Ops(blk.OpWrite), Stall: true, Count: 1})
+	a.submit(va, &blk.Request{Op: blk.OpWrite, Len: 512, Buf: make([]byte, 512)})
+	w.run()
+	if err := w.srv.ForceUnexport(w.now, w.named("mine")); err != nil {
+		t.Fatal(err)
+	}
+	c := w.client("c")
+	_, err = c.tryMap("ours", rw)
+	wantErr(t, "while its write is at the store", err, ErrBusy)
+	store.Release()
+	w.run()
+	c.mustMap("ours", rw)
+	w.client("d").mustMap("ours", rw)
+}
+
 // TestSameVolumeByOtherNames: a file is one volume whatever it is called, so it
 // has one writer, and one device.
 func TestSameVolumeByOtherNames(t *testing.T) {
