@@ -26,10 +26,10 @@ func (h *Host) Unmap(ctx context.Context, what string, force bool) error {
 	}
 	h.mu.Unlock()
 	if err != nil {
-		if rdserr.Errno(err) == rdserr.ErrNotFound.Errno && h.forgetLeft(func(l *leftover) bool { return l.called(what) }) {
-			return h.saveDone(ctx, "mapping %s has ended", what)
+		if err := h.endLeft(what, err); err != nil {
+			return err
 		}
-		return err
+		return h.saveDone(ctx, "mapping %s has ended", what)
 	}
 	if !force && f != nil {
 		busy, unknown := false, error(nil)

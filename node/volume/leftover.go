@@ -84,12 +84,43 @@ func (l *leftover) mappingInfo() MappingInfo {
 
 // leftMapping finds a mapping that was left; ErrNotFound is err. mu is held.
 func (h *Host) leftMapping(what string, err error) (MappingInfo, error) {
-	if rdserr.Errno(err) == rdserr.ErrNotFound.Errno {
-		for _, l := range h.left() {
-			if l.called(what) {
-				return l.mappingInfo(), nil
-			}
+	l, err := h.findLeft(what, err)
+	if err != nil {
+		return MappingInfo{}, err
+	}
+	return l.mappingInfo(), nil
+}
+
+// findLeft finds a mapping that was left, where find has found none because of err. mu is held.
+func (h *Host) findLeft(what string, err error) (*leftover, error) {
+	if rdserr.Errno(err) != rdserr.ErrNotFound.Errno {
+		return nil, err
+	}
+	var found *leftover
+	for _, l := range h.left() {
+		switch {
+		case !l.called(what):
+		case l.mapping.ID == what:
+			return &l, nil
+		case found != nil:
+			return nil, manyMappings(what, found.mapping.ID, l.mapping.ID)
+		default:
+			found = &l
 		}
 	}
-	return MappingInfo{}, err
+	if found == nil {
+		return nil, err
+	}
+	return found, nil
+}
+
+// endLeft forgets a mapping that was left, found as by findLeft.
+func (h *Host) endLeft(what string, err error) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	l, err := h.findLeft(what, err)
+	if err == nil {
+		h.dropLeft(func(o *leftover) bool { return o.mapping == l.mapping })
+	}
+	return err
 }

@@ -232,3 +232,35 @@ func TestLeftByAStartOfTheMachine(t *testing.T) {
 		t.Errorf("back as %v, %q", i.State, i.LastError)
 	}
 }
+
+// TestLeftMappingsOfOneName: what names several that were left ends none of them, as with those that are there.
+func TestLeftMappingsOfOneName(t *testing.T) {
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	server.start()
+	client.start()
+	for _, name := range []string{"first", "a"} {
+		mustExport(t, server.h, file(t, name, 1<<20))
+	}
+	for _, s := range []MapSpec{{Name: "first"}, {Name: "a", Session: "one"}, {Name: "a", Session: "two"}} {
+		s.Node, s.Access, s.Persist = server.node(), AccessRO, true
+		mustMap(t, client.h, s)
+	}
+	client.stop()
+	client.cfg.MaxMappings = 1
+	client.start()
+	what := server.node() + ":a"
+	is(t, "two of that name", client.h.Unmap(testCtx(t), what, false), syscall.EINVAL, "v2, v3")
+	if l := client.h.Mappings(); len(l) != 3 {
+		t.Errorf("there are %+v", l)
+	}
+	for i, what := range []string{"v2", what} {
+		if err := client.h.Unmap(testCtx(t), what, false); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		if l := client.h.Mappings(); len(l) != 2-i {
+			t.Errorf("%s has ended, and there are %+v", what, l)
+		}
+	}
+	is(t, "none of that name", client.h.Unmap(testCtx(t), what, false), syscall.ENOENT, "no mapping")
+}

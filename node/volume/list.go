@@ -108,7 +108,7 @@ func (h *Host) find(what string) (*mapping, error) {
 			return m, nil
 		case what != "" && (what == s.Socket || what == m.device() || what == nbd.URI(s.Socket, s.Name) || names(what, s.Node, s.Name)):
 			if found != nil {
-				return nil, rdserr.With(rdserr.ErrInvalid, "%q names more than one mapping (%s, %s); use the ID", what, found.id, m.id)
+				return nil, manyMappings(what, found.id, m.id)
 			}
 			found = m
 		}
@@ -117,6 +117,10 @@ func (h *Host) find(what string) (*mapping, error) {
 		return nil, rdserr.With(rdserr.ErrNotFound, "there is no mapping %q; want an ID, a device, a URI, or NODE:NAME", what)
 	}
 	return found, nil
+}
+
+func manyMappings(what, one, other string) error {
+	return rdserr.With(rdserr.ErrInvalid, "%q names more than one mapping (%s, %s); use the ID", what, one, other)
 }
 
 // Mapping describes one, found as by Unmap.
