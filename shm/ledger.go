@@ -56,7 +56,7 @@ type laneKey struct {
 }
 
 // OpenLedger makes a new ledger at path, mode 0600, in place of one that is
-// there: read that with Recover first.
+// there: read that with Recover first. What is there and no ledger stays, and is an error.
 func OpenLedger(path string, s LedgerSpec) (*Ledger, error) {
 	or := func(n, d int) uint32 {
 		if n == 0 {
@@ -100,7 +100,45 @@ func (l *Ledger) create(path string) error {
 		return err
 	}
 	l.h.Put(l.mem)
+	if err := replaceable(path); err != nil {
+		return err
+	}
 	return os.Rename(fresh, path)
+}
+
+// replaceable refuses what is no ledger of any version: a path that was mistyped must not cost a file.
+func replaceable(path string) error {
+	other := fmt.Errorf("%w: there is something that is no ledger at that path; remove it or choose another path", unix.EEXIST)
+	fd, err := eintr.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	switch {
+	case err == unix.ENOENT || err == unix.EACCES: // of a daemon that root ran by hand
+		return nil
+	case err == unix.ELOOP || err == unix.ENXIO: // a symbolic link; a socket
+		return other
+	case err != nil:
+		return err
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return other
+	}
+	var head [len(ledgerMagic)]byte
+	err = eintr.Again(func() error {
+		_, err := unix.Pread(fd, head[:], 0)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	// After the machine went down one on a disk may be empty, or begin with zeros.
+	if head != ledgerMagic && head != [len(ledgerMagic)]byte{} {
+		return other
+	}
+	return nil
 }
 
 // InMemory reports whether the ledger's file system keeps it in memory alone. One that
