@@ -55,6 +55,10 @@ archive it is. No key of it is a secret.`,
   rdsd config show --running`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if running || a.from != "" { // an archive has that of its daemon
+				// The flag of serve has taken the name of the one that says which daemon is asked.
+				if f := cmd.Flags().Lookup("socket"); f.Changed {
+					a.socket = f.Value.String()
+				}
 				return a.read(cmd.Context(), func(ctx context.Context, c source) error {
 					text, err := c.Config(ctx)
 					if err == nil {
