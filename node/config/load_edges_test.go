@@ -3,6 +3,7 @@ package config
 import (
 	"io/fs"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -73,4 +74,42 @@ func TestListenersMeet(t *testing.T) {
 	if conf.Volumes.Listen = "never"; conf.Validate() != nil {
 		t.Errorf("nobody listens on volumes.port: %v", conf.Validate())
 	}
+}
+
+// TestDefaultsThatDoNotFit: where a default does not fit what was set, the error is at what was set.
+func TestDefaultsThatDoNotFit(t *testing.T) {
+	for text, want := range map[string]string{
+		"[limits]\nmax_clients = 500":                        "limits.max_clients_per_uid: its default: 1024 is out of range",
+		"[limits]\nmax_sockets = 500":                        "limits.max_sockets_per_uid: its default: 4096 is out of range",
+		"[limits]\nmemory_bytes = \"32MiB\"":                 "rds.send_buffer_max_bytes: its default: 64MiB is more than limits.memory_bytes, 32MiB",
+		"[rds]\nsend_buffer_max_bytes = \"64KiB\"":           "rds.send_buffer_bytes: its default: 1MiB is out of range",
+		"[rds]\nrecv_buffer_max_bytes = \"64KiB\"":           "rds.recv_buffer_bytes: its default: 1MiB is out of range",
+		"[rds]\nreconnect_max = \"50ms\"":                    "rds.reconnect_min: its default: 100ms is out of range",
+		"[rds]\nheartbeat_interval = \"30s\"":                "rds.heartbeat_timeout: its default: 20s is not longer",
+		"[rds]\nport = 16388":                                "volumes.port: its default: 16388 is rds.port as well",
+		"[rds]\nport = 16386":                                "http.listen: its default: 127.0.0.1:16386 has the port of rds.port",
+		"[volumes]\nport = 16386":                            "http.listen: its default: 127.0.0.1:16386 has the port of volumes.port",
+		"[volumes]\nreconnect_max = \"50ms\"":                "volumes.reconnect_min: its default: 100ms",
+		"[volumes]\nmax_io_bytes = \"32MiB\"":                "volumes.queue_depth: its default: 512 requests",
+		"[api]\nsocket = \"x\"":                              "volumes.state_dir: its default: \"x.volumes\"",
+		"[volumes]\nmax_exports = 1\n" + exportsOf("a", "b"): "volumes.max_exports: 1, and there are 2",
+	} {
+		file := filepath.Join(t.TempDir(), "t.toml")
+		if err := os.WriteFile(file, []byte("version = 1\n"+text+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Load(LoadOptions{File: file}); err == nil || !strings.Contains(err.Error(), ":3: "+want) {
+			t.Errorf("%s: %v; want %s at line 3", text, err, want)
+		}
+	}
+	if _, err := Load(LoadOptions{Env: []string{"RDSD_LIMITS_MAX_CLIENTS=5"}}); err == nil || !strings.HasPrefix(err.Error(), "RDSD_LIMITS_MAX_CLIENTS: ") {
+		t.Errorf("%v", err)
+	}
+}
+
+func exportsOf(names ...string) (text string) {
+	for _, name := range names {
+		text += "[[volumes.exports]]\nname = \"" + name + "\"\npath = \"/" + name + "\"\n"
+	}
+	return text
 }

@@ -43,6 +43,11 @@ type validator struct {
 
 // check adds an error about key unless ok.
 func (v *validator) check(key string, ok bool, format string, args ...any) {
+	v.against(key, "", ok, format, args...)
+}
+
+// against is check of a key that has to fit another one, by.
+func (v *validator) against(key, by string, ok bool, format string, args ...any) {
 	if ok {
 		return
 	}
@@ -52,7 +57,18 @@ func (v *validator) check(key string, ok bool, format string, args ...any) {
 	} else if i := strings.IndexByte(key, '['); i >= 0 {
 		want = tableWant(key[:i], key[strings.LastIndexByte(key, '.')+1:])
 	}
-	v.errs = append(v.errs, &Error{v.c.Origin(key).String(), key, fmt.Sprintf(format, args...), want})
+	v.add(key, by, fmt.Sprintf(format, args...), want)
+}
+
+// add adds an error about key. Where that has its default, what does not fit it was written at by.
+func (v *validator) add(key, by, problem, want string) {
+	at := v.c.Origin(key)
+	if at.Kind == "default" && by != "" {
+		if other := v.c.Origin(by); other.Kind != "default" {
+			at, problem = other, "its default: "+problem
+		}
+	}
+	v.errs = append(v.errs, &Error{at.String(), key, problem, want})
 }
 
 func between[T int | float64 | Bytes | time.Duration](x, lo, hi T) bool { return lo <= x && x <= hi }
@@ -89,35 +105,31 @@ func (v *validator) rds() {
 	const minBuf = 4 << 10
 	v.check("rds.port", r.Port != 0, "0 is not a port")
 	v.check("rds.lanes", between(r.Lanes, 1, 8), "%d is out of range", r.Lanes)
-	v.check("rds.send_buffer_bytes", between(r.SendBufferBytes, minBuf, r.SendBufferMax), "%v is out of range", r.SendBufferBytes)
-	v.check("rds.recv_buffer_bytes", between(r.RecvBufferBytes, minBuf, r.RecvBufferMax), "%v is out of range", r.RecvBufferBytes)
+	v.against("rds.send_buffer_bytes", "rds.send_buffer_max_bytes", between(r.SendBufferBytes, minBuf, r.SendBufferMax), "%v is out of range", r.SendBufferBytes)
+	v.against("rds.recv_buffer_bytes", "rds.recv_buffer_max_bytes", between(r.RecvBufferBytes, minBuf, r.RecvBufferMax), "%v is out of range", r.RecvBufferBytes)
 	v.mostOfSocket("rds.send_buffer_max_bytes", r.SendBufferMax)
 	v.mostOfSocket("rds.recv_buffer_max_bytes", r.RecvBufferMax)
 	v.check("rds.tcp_buffer_bytes", r.TCPBufferBytes == 0 || between(r.TCPBufferBytes, 16<<10, 64<<20), "%v is out of range", r.TCPBufferBytes)
 	v.check("rds.hard_limit_factor", between(r.HardLimitFactor, 2, 64), "%d is out of range", r.HardLimitFactor)
-	v.check("rds.reconnect_min", between(r.ReconnectMin.Duration, time.Millisecond, r.ReconnectMax.Duration), "%v is out of range", r.ReconnectMin)
+	v.against("rds.reconnect_min", "rds.reconnect_max", between(r.ReconnectMin.Duration, time.Millisecond, r.ReconnectMax.Duration), "%v is out of range", r.ReconnectMin)
 	v.check("rds.reconnect_max", between(r.ReconnectMax.Duration, time.Millisecond, 10*time.Minute), "%v is out of range", r.ReconnectMax)
 	v.check("rds.tcp_congestion", len(r.TCPCongestion) < 16 && !strings.ContainsAny(r.TCPCongestion, " /\t\n"), "%q is no name of a congestion control", r.TCPCongestion)
 	v.check("rds.pairs", r.Pairs == PairsAuto || r.Pairs == PairsOff, "%q is neither", r.Pairs)
 	v.check("rds.heartbeat_interval", between(r.HeartbeatInterval.Duration, 100*time.Millisecond, 10*time.Minute), "%v is out of range", r.HeartbeatInterval)
-	v.check("rds.heartbeat_timeout", r.HeartbeatTimeout.Duration > r.HeartbeatInterval.Duration, "%v is not longer than the interval of %v", r.HeartbeatTimeout, r.HeartbeatInterval)
+	v.against("rds.heartbeat_timeout", "rds.heartbeat_interval", r.HeartbeatTimeout.Duration > r.HeartbeatInterval.Duration, "%v is not longer than the interval of %v", r.HeartbeatTimeout, r.HeartbeatInterval)
 	v.check("rds.restart_hold", r.RestartHold.Duration >= 0 && r.RestartHold.Duration <= time.Minute, "%v is out of range", r.RestartHold)
 	v.check("rds.heartbeat_timeout", r.HeartbeatTimeout.Duration <= time.Hour, "%v is out of range", r.HeartbeatTimeout)
 }
 
-// mostOfSocket checks what a socket may have at most. Where that is the default the memory was set too small for it: the line
-// is that of the memory, and what would be right is said of that.
+// mostOfSocket checks what a socket may have at most. More than all memory may be too little memory, and what would be
+// right is said of both.
 func (v *validator) mostOfSocket(key string, n Bytes) {
 	memory := v.c.Limits.MemoryBytes
 	if n <= memory {
 		v.check(key, n >= 4<<10, "%v is out of range", n)
 		return
 	}
-	at := v.c.Origin(key)
-	if at.Kind == "default" {
-		at = v.c.Origin("limits.memory_bytes")
-	}
-	v.errs = append(v.errs, &Error{at.String(), key, fmt.Sprintf("%v is more than limits.memory_bytes, %v", n, memory), fmt.Sprintf("at most \"%v\", or more memory", memory)})
+	v.add(key, "limits.memory_bytes", fmt.Sprintf("%v is more than limits.memory_bytes, %v", n, memory), fmt.Sprintf("at most \"%v\", or more memory", memory))
 }
 
 func (v *validator) api() {
@@ -150,9 +162,9 @@ func (v *validator) limits() {
 	v.check("limits.memory_bytes", between(l.MemoryBytes, 16<<20, 1<<50), "%v is out of range", l.MemoryBytes)
 	v.check("limits.max_peers", between(l.MaxPeers, 1, 65536), "%d is out of range", l.MaxPeers)
 	v.check("limits.max_sockets", between(l.MaxSockets, 1, 65534*max(1, len(v.c.RDS.Addresses))), "%d is out of range", l.MaxSockets)
-	v.check("limits.max_sockets_per_uid", between(l.MaxSocketsPerUID, 1, l.MaxSockets), "%d is out of range", l.MaxSocketsPerUID)
+	v.against("limits.max_sockets_per_uid", "limits.max_sockets", between(l.MaxSocketsPerUID, 1, l.MaxSockets), "%d is out of range", l.MaxSocketsPerUID)
 	v.check("limits.max_clients", between(l.MaxClients, 1, 65536), "%d is out of range", l.MaxClients)
-	v.check("limits.max_clients_per_uid", between(l.MaxClientsPerUID, 1, l.MaxClients), "%d is out of range", l.MaxClientsPerUID)
+	v.against("limits.max_clients_per_uid", "limits.max_clients", between(l.MaxClientsPerUID, 1, l.MaxClients), "%d is out of range", l.MaxClientsPerUID)
 	v.check("limits.max_descriptors", l.MaxDescriptors == 0 || between(l.MaxDescriptors, 64, 1<<30), "%d is out of range", l.MaxDescriptors)
 	v.check("limits.max_handshakes", between(l.MaxHandshakes, 1, 65536), "%d is out of range", l.MaxHandshakes)
 	v.check("limits.max_dials", between(l.MaxDials, 1, 65536), "%d is out of range", l.MaxDials)
@@ -173,7 +185,7 @@ func (v *validator) tables() {
 		key := fmt.Sprintf("peers[%d].address", i)
 		v.check(key, p.Address.IsValid(), "missing")
 		j, twice := seen[p.Address.Prefix]
-		v.check(key, !twice, "%v has a rule already, peers[%d]", p.Address, j)
+		v.check(key, !twice || !p.Address.IsValid(), "%v has a rule already, peers[%d]", p.Address, j)
 		seen[p.Address.Prefix] = i
 	}
 }
@@ -191,10 +203,10 @@ func (v *validator) listeners() {
 		if !ok || at.Port() == 0 {
 			continue
 		}
-		v.check(l.key, !mine(at, c.RDS.Port), "%s has the port of rds.port, and only one can listen there", l.text)
-		v.check(l.key, !mine(at, c.Volumes.Port) || c.Volumes.Listen == volume.ListenNever, "%s has the port of volumes.port, and only one can listen there", l.text)
+		v.against(l.key, "rds.port", !mine(at, c.RDS.Port), "%s has the port of rds.port, and only one can listen there", l.text)
+		v.against(l.key, "volumes.port", !mine(at, c.Volumes.Port) || c.Volumes.Listen == volume.ListenNever, "%s has the port of volumes.port, and only one can listen there", l.text)
 		shared := remoteIs && at.Port() == remote.Port() && (at.Addr() == remote.Addr() || at.Addr().IsUnspecified() || remote.Addr().IsUnspecified())
-		v.check(l.key, l.key == "api.remote_listen" || !shared, "%s is api.remote_listen as well, and only one can listen there", l.text)
+		v.against(l.key, "api.remote_listen", l.key == "api.remote_listen" || !shared, "%s is api.remote_listen as well, and only one can listen there", l.text)
 	}
 }
 

@@ -163,7 +163,7 @@ func (v *validator) volumes() {
 		"max_exports": c.MaxExports == 0, "max_mappings": c.MaxMappings == 0, "max_sessions": c.MaxSessions == 0, "max_connections": c.MaxConnections == 0} {
 		v.check("volumes."+key, !zero, "0 is out of range")
 	}
-	v.check("volumes.port", v.c.Volumes.Port != v.c.RDS.Port, "%d is rds.port as well, and only one can listen there", v.c.Volumes.Port)
+	v.against("volumes.port", "rds.port", v.c.Volumes.Port != v.c.RDS.Port, "%d is rds.port as well, and only one can listen there", v.c.Volumes.Port)
 	v.check("volumes.rdma_port", v.c.Volumes.RDMAPort != 0, "0 is out of range")
 	v.check("volumes.rdma", v.c.Volumes.RDMA == RDMAOff || v.c.Volumes.RDMA == RDMASoft, "%q is neither %s nor %s", v.c.Volumes.RDMA, RDMAOff, RDMASoft)
 	v.check("volumes.rdma_gso", v.c.Volumes.RDMAGSO == GSOAuto || v.c.Volumes.RDMAGSO == GSOOff, "%q is neither %s nor %s", v.c.Volumes.RDMAGSO, GSOAuto, GSOOff)
@@ -185,8 +185,12 @@ func (v *validator) volumes() {
 		base.Roots = []volume.RootSpec{r}
 		v.volumeErrors(base.Validate(), fmt.Sprintf("volumes.roots[%d]", i))
 	}
-	v.check("volumes.exports", len(exports) <= v.c.Volumes.MaxExports, "%d of them, and volumes.max_exports is %d", len(exports), v.c.Volumes.MaxExports)
+	v.check("volumes.max_exports", len(exports) <= v.c.Volumes.MaxExports, "%d, and there are %d [[volumes.exports]]", v.c.Volumes.MaxExports, len(exports))
 }
+
+// volumeBounds are keys that bound others, or that those are made of.
+var volumeBounds = map[string]string{"volumes.reconnect_min": "volumes.reconnect_max", "volumes.queue_depth": "volumes.max_io_bytes",
+	"volumes.state_dir": "api.socket", "volumes.socket_dir": "api.socket"}
 
 // volumeErrors says where what is wrong comes from. An error of node/volume
 // begins with its key; at is that of a table.
@@ -206,6 +210,6 @@ func (v *validator) volumeErrors(err error, at string) {
 		if at != "" {
 			key = at
 		}
-		v.errs = append(v.errs, &Error{v.c.Origin(key).String(), key, problem, ""})
+		v.add(key, volumeBounds[key], problem, "")
 	}
 }
