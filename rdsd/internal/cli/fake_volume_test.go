@@ -236,6 +236,9 @@ func (f *fakeVolumes) Unmap(_ context.Context, req *rdsdv1.VolumeUnmapRequest) (
 				return nil, rdserr.With(rdserr.ErrBusy, "a program has %s open", id)
 			}
 			delete(f.mapped, m.GetId())
+			if m.GetNode() == "full" { // the disk that the daemon keeps its state on
+				return nil, rdserr.With(rdserr.ErrNoSpace, "mapping %s has ended, but a start finds it as it was until that is written down", m.GetId())
+			}
 			return &rdsdv1.VolumeUnmapResponse{}, nil
 		}
 	}

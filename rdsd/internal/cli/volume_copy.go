@@ -102,6 +102,12 @@ func (a *app) copyVolume(ctx context.Context, from, to string, o copyOptions) (e
 	if err := a.openOperands(ctx, src, dst, o); err != nil {
 		return err
 	}
+	if err := image.Fits(dst.to(), src.from()); err != nil {
+		if dst.target != nil {
+			dst.target.Discard()
+		}
+		return fmt.Errorf("%s is not copied to %s: %w", from, to, err) // which is as it was
+	}
 	// What is under way ends with the command, whatever the other node does.
 	defer context.AfterFunc(ctx, func() { src.interrupt(); dst.interrupt() })()
 	meter, start := new(image.Meter), time.Now()
@@ -334,11 +340,24 @@ func (a *app) mapFor(ctx context.Context, v *rdsd.Volumes, x *operand, access rd
 				}
 			}
 		})
+		stays := fmt.Sprintf("%s stays mapped as %s: ", x.arg, m.ID)
+		if err != nil && a.isGone(ctx, m.ID) { // and what is to be told is that this was not written down
+			stays = ""
+		}
 		if err != nil {
-			fmt.Fprintf(a.err, "rdsd: %s stays mapped as %s: %v\n", x.arg, m.ID, err)
+			fmt.Fprintf(a.err, "rdsd: %s%v\n", stays, err)
 		}
 	}
 	return x.connect(ctx, m.URI)
+}
+
+// isGone tells whether the daemon says that it has no such mapping.
+func (a *app) isGone(ctx context.Context, id string) bool {
+	err := a.volumesStream(ctx, func(ctx context.Context, v *rdsd.Volumes) error {
+		_, err := v.Mapping(ctx, id)
+		return err
+	})
+	return errors.Is(err, rdserr.ErrNotFound)
 }
 
 func (x *operand) connect(ctx context.Context, uri string) error {

@@ -43,7 +43,7 @@ const workers = 8
 // behind stays as it is. When ctx ends, Copy returns as soon as what is under way
 // has ended; close the volumes to end that too.
 func Copy(ctx context.Context, target Target, source Source, m *Meter) error {
-	if err := fits(target, source); err != nil {
+	if err := Fits(target, source); err != nil {
 		return err
 	}
 	m.phase.Store(new(string(Copying)))
@@ -62,7 +62,8 @@ func Copy(ctx context.Context, target Target, source Source, m *Meter) error {
 	return nil
 }
 
-func fits(target Target, source Source) error {
+// Fits refuses a target that is too small for the source (ErrNoSpace). Copy asks it before it writes anything.
+func Fits(target Target, source Source) error {
 	if need := roundUp(source.Size(), target.Block()); need > target.Size() {
 		return rdserr.With(rdserr.ErrNoSpace, "the source has %d bytes and the target only %d", source.Size(), target.Size())
 	}
