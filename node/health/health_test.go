@@ -67,7 +67,9 @@ var examCases = []examCase{
 	}, nil, "", ""},
 	{"panicked", func(x *Exam) { x.Node(with(serving(), func(n *Node) { n.Panics = 2 })) }, []string{"error panicked "}, "2 panics", "bugreport"},
 	{"draining", func(x *Exam) { x.Node(&Node{State: "draining"}) }, []string{"warning not-serving "}, "draining", "start rdsd"},
-	{"state lost", func(x *Exam) { x.Node(with(serving(), func(n *Node) { n.StateLost = "no space left" })) }, []string{"error state-lost volumes.state_dir"}, "no space left", "make room"},
+	{"state lost", func(x *Exam) {
+		x.Node(with(serving(), func(n *Node) { n.StateLost = []Lost{{"no space left", "make room"}} }))
+	}, []string{"error state-lost volumes.state_dir"}, "no space left", "make room"},
 	{"lonely", func(x *Exam) { x.Node(with(serving(), func(n *Node) { n.Lonely = true })) }, []string{"warning no-peers-allowed [[peers]]"}, "no peer", "a line [[peers]]"},
 	{"loopback", func(x *Exam) { x.Node(with(serving(), func(n *Node) { n.Loopback = true })) }, []string{"note loopback-only rds.addresses"}, "loopback", "rds.addresses = "},
 	{"a variable that is none", func(x *Exam) {

@@ -8,11 +8,14 @@ import (
 	"github.com/rdsd/rdsd/internal/plain"
 )
 
+// Lost says why what is persistent is lost, or is not kept, and what mends that.
+type Lost struct{ Why, Mend string }
+
 // Node is the daemon as a whole and what its configuration says.
 type Node struct {
 	State     string // "serving" is as it should be
 	Panics    uint64 // that were contained
-	StateLost string // why what is persistent of volumes is lost, or not kept; "": it is not
+	StateLost []Lost // of what is persistent of volumes
 
 	Lonely     bool     // addresses beyond loopback, and nobody beyond it is allowed
 	Loopback   bool     // loopback addresses alone
@@ -34,9 +37,8 @@ func (x *Exam) Node(n *Node) {
 		x.add(Problem{Code: Panicked, Severity: Error, Text: count(n.Panics, "panic") + " contained since the daemon started: a bug",
 			Remedy: "rdsd bugreport, and report it with the stack from the log"})
 	}
-	if n.StateLost != "" {
-		x.add(Problem{Code: StateLost, Severity: Error, Subject: "volumes.state_dir", Text: "what is persistent is not kept: " + n.StateLost,
-			Remedy: "make room in the directory of volumes.state_dir, or mend the file the log names; rdsd volume check tells more"})
+	for _, l := range n.StateLost {
+		x.add(Problem{Code: StateLost, Severity: Error, Subject: "volumes.state_dir", Text: l.Why, Remedy: l.Mend})
 	}
 	if n.Have > 0 && n.Need > n.Have {
 		raise := fmt.Sprintf("LimitNOFILE=%d in the unit file (systemctl edit rdsd)", n.Need)

@@ -22,7 +22,7 @@ var said = []struct {
 	{"1 panic", func(x *Exam) { x.Node(&Node{State: "serving", Panics: 1}) }},
 	{"2 panics, and it drains", func(x *Exam) { x.Node(&Node{State: "draining", Panics: 2}) }},
 	{"all that a configuration may lack", func(x *Exam) {
-		x.Node(&Node{State: "serving", StateLost: "no space", Lonely: true, Loopback: true, Notes: []string{"RDSD_X names no key", "one"}, Insecure: "10.0.0.1:1", NoLedger: true, NoVolumes: true, Volumes: 1})
+		x.Node(&Node{State: "serving", StateLost: []Lost{{"what is persistent cannot be written down: no space", "make room"}}, Lonely: true, Loopback: true, Notes: []string{"RDSD_X names no key", "one"}, Insecure: "10.0.0.1:1", NoLedger: true, NoVolumes: true, Volumes: 1})
 	}},
 	{"no volumes, of which nothing persists", func(x *Exam) { x.Node(&Node{State: "serving", NoVolumes: true}) }},
 	{"volumes that persist", func(x *Exam) { x.Node(&Node{State: "serving", Volumes: 1}) }},

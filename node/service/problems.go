@@ -87,8 +87,8 @@ func (f *Front) examineNode(x *health.Exam) {
 	if h := f.deps.Volumes(); h != nil {
 		facts.NoVolumes = f.deps.Config.VolumeConfig().StateDir == ""
 		facts.Volumes = uint64(len(h.Exports()) + len(h.Mappings()))
-		if err := h.StateError(); err != nil {
-			facts.StateLost = err.Error()
+		for _, t := range h.StateTroubles() {
+			facts.StateLost = append(facts.StateLost, health.Lost{Why: t.Err.Error(), Mend: t.Mend})
 		}
 	}
 	x.Node(&facts)

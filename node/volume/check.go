@@ -192,16 +192,10 @@ func (k *checks) session(s *SessionInfo, paths []PathInfo) {
 }
 
 func (k *checks) host(h *Host) {
-	switch err := h.store.aside; {
-	case err != nil && h.store.unread:
-		k.add(SeverityError, "state", "see to the file system, and start the daemon again", "what is persistent is not there, nothing can be, and no volume can be mapped or asked about: %v", err)
-	case err != nil:
-		k.add(SeverityError, "state", "stop the daemon, mend the file, and give it its name back, if no volume was written meanwhile; or map and export anew", "what was persistent is not there: %v", err)
+	for _, t := range h.StateTroubles() {
+		k.add(SeverityError, "state", t.Mend, "%v", t.Err)
 	}
-	switch err := h.store.lastError(); {
-	case err != nil:
-		k.add(SeverityError, "state", "see to the directory", "what is persistent cannot be written down: %v", err)
-	case h.cfg.StateDir == "":
+	if h.cfg.StateDir == "" {
 		k.add(SeverityWarning, "state", "set volumes.state_dir", "nothing persists, and mappings do not survive the daemon")
 	}
 	h.mu.Lock()

@@ -414,12 +414,25 @@ func (s *store) lastError() error {
 	return s.err
 }
 
-// StateError says why what is persistent is lost, or is not being kept; nil: it is.
-func (h *Host) StateError() error {
-	if err := h.store.lastError(); err != nil {
-		return err
+// Trouble is what is wrong with what is persistent, and what mends it.
+type Trouble struct {
+	Err  error
+	Mend string
+}
+
+// StateTroubles says why what was persistent is not there, and why what is so now is not being kept.
+func (h *Host) StateTroubles() (list []Trouble) {
+	if err := h.store.aside; err != nil {
+		t := Trouble{fmt.Errorf("what was persistent is not there: %w", err), "stop the daemon, mend the file, and give it its name back, if no volume was written meanwhile; or map and export anew"}
+		if h.store.unread {
+			t = Trouble{fmt.Errorf("what is persistent is not there, nothing can be, and no volume can be mapped or asked about: %w", err), "see to the file system of volumes.state_dir, and start the daemon again"}
+		}
+		list = append(list, t)
 	}
-	return h.store.aside
+	if err := h.store.lastError(); err != nil {
+		list = append(list, Trouble{fmt.Errorf("what is persistent cannot be written down: %w", err), "see to the directory of volumes.state_dir, and make room there if it is full; it is tried again by itself"})
+	}
+	return list
 }
 
 func (s *store) close() {

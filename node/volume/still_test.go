@@ -86,7 +86,7 @@ func stateStandsStill(t *testing.T, boot string) {
 		})
 		return nil
 	})
-	soon("who asks", h.StateError)
+	soon("who asks", func() error { return stateError(h) })
 	eventually(t, "the mapping waits", func() bool {
 		h.mu.Lock()
 		defer h.mu.Unlock()

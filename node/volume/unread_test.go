@@ -81,7 +81,7 @@ func TestStateThatIsNotRead(t *testing.T) {
 			closed.Store(false)
 			still := make(chan struct{})
 			h := hasty(server, func(m *Machine) { m.Disk = func(dir string) (Disk, error) { return c.disk(dir, still) } })
-			is(t, "the state", h.StateError(), c.errno, "volumes.state_dir")
+			is(t, "the state", stateError(h), c.errno, "volumes.state_dir")
 			if l, err := h.Check(testCtx(t), ""); err != nil || !slices.ContainsFunc(l, func(f Finding) bool {
 				return f.What == "state" && f.Severity == SeverityError && strings.Contains(f.Fix, "start the daemon again")
 			}) {
@@ -108,8 +108,8 @@ func TestStateThatIsNotRead(t *testing.T) {
 				return
 			}
 			server.start()
-			if l := server.h.Exports(); len(l) != 2 || server.h.StateError() != nil {
-				t.Errorf("the next start has %+v, %v", l, server.h.StateError())
+			if l := server.h.Exports(); len(l) != 2 || stateError(server.h) != nil {
+				t.Errorf("the next start has %+v, %v", l, stateError(server.h))
 			}
 		})
 	}
@@ -148,7 +148,7 @@ func TestStateOnAReadOnlyFileSystem(t *testing.T) {
 		t.Error(err)
 	}
 	user.Close()
-	eventually(t, "it is told", func() bool { return errors.Is(h.StateError(), syscall.EROFS) })
+	eventually(t, "it is told", func() bool { return errors.Is(stateError(h), syscall.EROFS) })
 	if _, err := openDirectory(client.cfg.StateDir, readOnly); !errors.Is(err, syscall.EBUSY) {
 		t.Errorf("another daemon takes the directory: %v", err)
 	}
@@ -248,4 +248,12 @@ func TestStateSetAsideAndSockets(t *testing.T) {
 		ids = append(ids, m.ID)
 		client.stop()
 	}
+}
+
+// stateError is what is wrong with what is persistent; nil: nothing.
+func stateError(h *Host) (err error) {
+	for _, t := range h.StateTroubles() {
+		err = errors.Join(err, t.Err)
+	}
+	return err
 }
