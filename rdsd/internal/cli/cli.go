@@ -45,7 +45,13 @@ func Main(argv []string, in io.Reader, out, errw io.Writer) int {
 	if rdstools.Has(name) {
 		ctx, stop := untilSignal(context.Background(), true)
 		defer stop()
-		return rdstools.Run(ctx, name, args, out, errw)
+		printed := &keeper{w: out}
+		code := rdstools.Run(ctx, name, args, printed, errw)
+		if err := printed.failed(); err != nil && code == exitOK {
+			fmt.Fprintf(errw, "%s: %v\n", name, err)
+			code = exitFailed
+		}
+		return code
 	}
 	return run(context.Background(), args, in, out, errw)
 }
