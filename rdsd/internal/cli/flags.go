@@ -2,6 +2,7 @@ package cli
 
 import (
 	"errors"
+	"strconv"
 	"strings"
 	"time"
 
@@ -16,7 +17,11 @@ func flagError(_ *cobra.Command, err error) error {
 	if !ok {
 		return withCode(exitUsage, err)
 	}
-	if want := wantedValue(bad.GetFlag().Value.Type()); want != "" {
+	want := wantedValue(bad.GetFlag().Value.Type())
+	if errors.Is(err, strconv.ErrRange) && want != "" { // it is what is wanted, but for its size
+		return usagef("--%s %q is out of range; want %s", bad.GetFlag().Name, bad.GetValue(), want)
+	}
+	if want != "" {
 		return usagef("--%s %q: want %s", bad.GetFlag().Name, bad.GetValue(), want)
 	}
 	return withCode(exitUsage, err)
@@ -27,6 +32,8 @@ func wantedValue(kind string) string {
 	switch {
 	case kind == "duration":
 		return "a time with its unit, such as 500ms, 5s or 1m30s"
+	case kind == "uint16":
+		return "a whole number from 0 to 65535"
 	case kind == "uint32":
 		return "a whole number from 0 to 4294967295"
 	case strings.HasPrefix(kind, "uint"):
