@@ -185,10 +185,28 @@ func (k *checks) session(s *SessionInfo, paths []PathInfo) {
 	n, what := len(k.list), "session "+s.Name
 	for _, p := range paths {
 		if p.SessionID == s.ID && p.State != "connected" {
-			k.add(SeverityWarning, what, "see to the network between these addresses", "the path from %s to %s is %s since %v: %s", p.Src, p.Dst, p.State, time.Since(p.Since).Round(time.Millisecond), p.LastError)
+			why := ""
+			if p.LastError != "" {
+				why = ": " + p.LastError
+			}
+			k.add(SeverityWarning, what, p.mend(), "the path from %s to %s is %s since %v%s", p.Src, p.Dst, p.State, time.Since(p.Since).Round(time.Millisecond), why)
 		}
 	}
 	k.ok(n, what, "%d paths connected", s.PathsUp)
+}
+
+// mend is what mends a path that is not connected. node/health says the same of it.
+func (p *PathInfo) mend() string {
+	again := fmt.Sprintf("rdsd volume paths reconnect %s %s,%s", p.Session, p.Src, p.Dst)
+	switch {
+	case p.Replaced:
+		return "another session of this name from this node took its place (a second daemon?): unmap its volumes, and map them again with a --session of their own"
+	case p.GivenUp:
+		return "it was given up (max_reconnect_attempts): see to the network between these addresses, then " + again
+	case p.State == "disconnected":
+		return "an administrator has disconnected it: " + again
+	}
+	return "see to the network between these addresses"
 }
 
 func (k *checks) host(h *Host) {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -304,6 +305,13 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 		more, _ := server.h.Check(ctx, "")
 		t.Errorf("not found: %+v %+v", list, more)
 	}
+	// Nobody is sent to look for a network that is down. It is closing for a moment before.
+	eventually(t, "the path that was disconnected is told as that", func() bool {
+		list, err := client.h.Check(ctx, m.Session)
+		return err == nil && slices.ContainsFunc(list, func(f Finding) bool {
+			return strings.Contains(f.Fix, "rdsd volume paths reconnect "+m.Session) && !strings.HasSuffix(f.Text, ": ")
+		})
+	})
 	if list, err := server.h.Check(ctx, "disk"); err != nil || len(list) != 2 {
 		t.Errorf("%+v, %v", list, err)
 	}

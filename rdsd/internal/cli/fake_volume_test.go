@@ -170,6 +170,8 @@ func (f *fakeVolumes) Map(_ context.Context, req *rdsdv1.VolumeMapRequest) (*rds
 		return nil, rdserr.With(rdserr.ErrTimeout, "%s does not answer", req.GetNode())
 	case volume == "store:data":
 		return nil, rdserr.With(rdserr.ErrExists, "%s is mapped as v1 already", volume)
+	case req.GetNode() == "twin":
+		return nil, rdserr.With(rdserr.ErrOwned, "map disk of twin: 10.0.0.7:16388: the server has a session of this name from another node (operation not permitted)")
 	case req.GetName() == "locked":
 		return nil, rdserr.With(rdserr.ErrOwned, "session app2-store writes %s", volume)
 	case req.GetName() == "busy":

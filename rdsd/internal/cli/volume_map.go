@@ -201,6 +201,8 @@ func withHint(err error, node, name string) error {
 	switch {
 	case errors.Is(err, rdserr.ErrNotFound):
 		hint = fmt.Sprintf("rdsd volume ls on %s shows what it exports", node)
+	case errors.Is(err, rdserr.ErrOwned) && strings.Contains(err.Error(), "session of this name"): // of rtrs, whatever the volume
+		hint = "two nodes have the same name: volumes.name gives one of them another, and --session of rdsd volume map names a session of its own"
 	case errors.Is(err, rdserr.ErrOwned):
 		hint = fmt.Sprintf("rdsd volume show %s on %s says who; --access ro reads beside it", name, node)
 	case errors.Is(err, rdserr.ErrExists):
