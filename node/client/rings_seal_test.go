@@ -41,7 +41,7 @@ func stopsSoon(t *testing.T, stop func()) {
 	}()
 	select {
 	case <-stopped:
-	case <-time.After(4 * time.Second):
+	case <-time.After(20 * time.Second):
 		t.Error("the daemon does not stop")
 	}
 }
