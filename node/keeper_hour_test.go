@@ -95,7 +95,7 @@ func TestKeeperOfAFullMap(t *testing.T) {
 		pe.CongestionMap(now, m)
 	})
 	others := func() int { return int(k.History(netip.AddrPort{}).GetOthers().GetCongestedPorts()) }
-	await.Until(t, 2*time.Minute, "the keeper has looked", func() bool { return others() > 1000 })
+	await.Until(t, 3*time.Minute, "the keeper has looked", func() bool { return others() > 1000 })
 	if !congested(stays) || !congested(ends) {
 		t.Errorf("port %d is congested: %v, port %d: %v", stays, congested(stays), ends, congested(ends))
 	}
@@ -109,7 +109,7 @@ func TestKeeperOfAFullMap(t *testing.T) {
 		m[ends/8] &^= 1 << (ends % 8)
 		pe.CongestionMap(now, m)
 	})
-	await.Until(t, 2*time.Minute, "the keeper has looked again", func() bool { return !congested(ends) })
+	await.Until(t, 3*time.Minute, "the keeper has looked again", func() bool { return !congested(ends) })
 	if !congested(stays) {
 		t.Errorf("port %d is taken for clear", stays)
 	}

@@ -21,8 +21,10 @@ const (
 	// soon after something became congested, to learn who should read it.
 	settleEvery = 5 * time.Second
 	settleSoon  = time.Second
-	// settleShare bounds what looking costs: so many times as long passes without.
+	// settleShare bounds what looking costs: so many times as long passes without. It passes on a machine that
+	// is busy with other things, too, where a look of milliseconds takes seconds: settleMost is the most.
 	settleShare = 100
+	settleMost  = time.Minute
 	// knownPorts is for how many ports the keeper learns at a time who should read them.
 	knownPorts = 32
 )
@@ -77,7 +79,7 @@ func (k *Keeper) Run(stop <-chan struct{}) {
 
 // lookTimes is when the keeper looks at all that is congested: settleEvery after it has done so, or
 // settleSoon after the first that asks for it since, and never within settleShare times as long
-// as the last look took. What asks again does not put it off.
+// as the last look took, or settleMost. What asks again does not put it off.
 type lookTimes struct {
 	timer  *time.Timer
 	soon   bool      // somebody has asked since the last look
@@ -97,7 +99,7 @@ func (l *lookTimes) hurry() {
 // done says that a look is over, and how long it took.
 func (l *lookTimes) done(took time.Duration) {
 	l.soon = false
-	rest := settleShare * took
+	rest := min(settleShare*took, settleMost)
 	l.rested = time.Now().Add(rest)
 	l.timer.Reset(max(settleEvery, rest))
 }

@@ -90,6 +90,7 @@ func TestKeeperLooks(t *testing.T) {
 		{"many ask", 0, []time.Duration{0, 1, settleSoon / 2, settleSoon - 1}, settleSoon},
 		{"shortly before it is due", 0, []time.Duration{settleEvery - 1}, settleEvery - 1 + settleSoon},
 		{"one asks after a slow one", 30 * ms, []time.Duration{0}, settleShare * 30 * ms},
+		{"one asks after one of a busy machine", 3 * time.Second, []time.Duration{0}, settleMost},
 		{"after its rest", 30 * ms, []time.Duration{settleShare * 30 * ms}, settleShare*30*ms + settleSoon},
 	} {
 		t.Run(x.what, func(t *testing.T) {
