@@ -22,8 +22,10 @@ const (
 	MaxStreamsPerUser = 24
 	// streamBytes is what one takes: its goroutine, the buffers of its connection.
 	streamBytes = 32 << 10
-	// makeShare bounds what making views costs: so many times as long passes without.
+	// makeShare bounds what making views costs: so many times as long passes without, but no longer than makeMost:
+	// on a busy machine one may have waited for a processor.
 	makeShare = 20
+	makeMost  = 20 * time.Second
 	// bytesPerSecond bounds what a stream brings, on average.
 	bytesPerSecond = 4 << 20
 )
@@ -200,7 +202,7 @@ func (h *hub) makeOne(i int, r *round) time.Duration {
 		return v.topic.every
 	}
 	changed := r.last[i] == nil || !bytes.Equal(r.last[i].body, s.body)
-	pause := max(v.topic.every, makeShare*s.cost, time.Duration(len(s.body))*time.Second/bytesPerSecond) - time.Since(begun)
+	pause := max(v.topic.every, min(makeShare*s.cost, makeMost), time.Duration(len(s.body))*time.Second/bytesPerSecond) - time.Since(begun)
 	if !changed {
 		s.drop()
 		return pause

@@ -325,6 +325,7 @@ func TestMakeOneIsBounded(t *testing.T) {
 	}
 	check("quick and small", topics[sockets].every, func(x *snapshot) { x.cost = time.Microsecond })
 	check("a view that takes 200 ms", 200*time.Millisecond*makeShare, func(x *snapshot) { x.cost = 200 * time.Millisecond })
+	check("a view of a busy machine", makeMost, func(x *snapshot) { x.cost = 3 * time.Second })
 	check("a view of 12 MiB", 3*time.Second, func(x *snapshot) {
 		x.cost = time.Microsecond
 		more := 12<<20 - len(x.body)
