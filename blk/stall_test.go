@@ -64,9 +64,9 @@ func (c *counter) Complete(batch []*Request) {
 
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !f(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(10 * time.Second); !f(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("not within 30 s: %s", what)
+			t.Fatalf("not within 10 s: %s", what)
 		}
 	}
 }

@@ -31,7 +31,7 @@ func (h *hangs) at(w *world, what string) {
 	w.clients.fails.Store(&fails)
 }
 
-// stopsSoon has the daemon stop, which has to be over in time.
+// stopsSoon has the daemon stop, which has to be over before a seal that hangs would be given up.
 func stopsSoon(t *testing.T, stop func()) {
 	t.Helper()
 	stopped := make(chan struct{})
@@ -41,7 +41,7 @@ func stopsSoon(t *testing.T, stop func()) {
 	}()
 	select {
 	case <-stopped:
-	case <-time.After(20 * time.Second):
+	case <-time.After(sealPatience - time.Second):
 		t.Error("the daemon does not stop")
 	}
 }

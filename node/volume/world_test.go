@@ -266,12 +266,12 @@ func checkPattern(r io.ReaderAt, off, n int64, gen byte, piece int) error {
 	return nil
 }
 
-// eventually waits until f is true, for 30 s at most.
+// eventually waits until f is true, for 10 s at most.
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !f(); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(10 * time.Second); !f(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%s: not within 30 s", what)
+			t.Fatalf("%s: not within 10 s", what)
 		}
 	}
 }

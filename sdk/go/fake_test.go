@@ -17,7 +17,7 @@ import (
 )
 
 // patience bounds every wait of these tests; nothing is measured with it.
-const patience = 20 * time.Second
+const patience = 5 * time.Second
 
 var (
 	localAddr = netip.MustParseAddrPort("127.0.0.2:4000")
