@@ -62,9 +62,10 @@ type Reactor struct {
 	spin   spin
 	rest   rest
 	events [maxEvents]unix.EpollEvent
-	late   int     // events that were fetched and not handled yet
-	eager  *source // was ready last, of those that are Eager
-	tries  int     // how often it was asked since epoll was
+	late   int           // events that were fetched and not handled yet
+	passed time.Duration // see pass
+	eager  *source       // was ready last, of those that are Eager
+	tries  int           // how often it was asked since epoll was
 
 	turns, sleeps, wakes, spins atomic.Uint64
 }
@@ -206,7 +207,7 @@ func (r *Reactor) loop() {
 		}
 		if worked {
 			if !busy {
-				r.spin.found()
+				r.spin.found(r.now - idleSince)
 				r.rest.longs = 0
 			}
 			busy = true
@@ -218,7 +219,7 @@ func (r *Reactor) loop() {
 				r.rest.lock()
 			}
 		}
-		if r.now-idleSince < r.spin.budget {
+		if r.now-idleSince < r.spin.look {
 			r.spins.Store(r.spins.Load() + 1) // counted by this thread alone
 			Yield()
 			continue
@@ -312,8 +313,10 @@ func (r *Reactor) sleep() bool {
 	}
 	r.sleeps.Store(r.sleeps.Load() + 1)
 	if until := r.timers.sleepUntil(); r.rest.wanted() {
+		r.passed = r.now
 		r.rest.wait(r, until)
 	} else {
+		r.pass()
 		r.late = r.wait(until)
 	}
 	r.asleep.Store(false)

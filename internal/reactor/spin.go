@@ -29,15 +29,33 @@ import "time"
 // what costs them then: each of its wake-ups takes the processor from who fills its ring, and
 // a flow moves in small pieces, at half its rate, while a fourth thread looks on by itself on
 // the other processor. So a yield is lost only if what it brought is soon done.
+//
+// An answer that comes a little later than a spin ends is foreseen by what the moments before it were, as a processor
+// foresees branches. A question after a pause wakes this reactor; its answer, for which others must be woken
+// first, comes some 100 µs later; then there is a pause again. To sleep until the answer costs all who are on
+// its way a wake-up more. Only moments near a pause are looked at: where all work is that far apart, who
+// looks on for each would never sleep.
 type spin struct {
 	max, near time.Duration
-	budget    time.Duration // for the next idle moment
+	budget    time.Duration // for the next idle moment, but for an answer
+	look      time.Duration // for the next idle moment
 	finds     int           // idle moments in a row that ended while spinning
 	late      int           // sleeps in a row after which work came late
 	fails     int           // sleeps in a row after which work came near, in spite of spinning
 	shun      int           // idle moments still to begin with sleep
 	penalty   int           // how many that were the last time
+
+	last, before uint8                // kinds of the last two idle moments
+	sure         [kinds * kinds]uint8 // by these: how likely the next brings an answer
 }
+
+// The kinds of idle moments: those that a spin finds the end of, those that an answer ends, and pauses.
+const (
+	short = iota
+	answer
+	pause
+	kinds
+)
 
 const (
 	nearWakes = 150 * time.Microsecond // above the spin: two wake-ups and the work between
@@ -51,6 +69,11 @@ const (
 	worthTurn  = 16                     // work for so little of that time, and it has computed
 	minPenalty = 2
 	maxPenalty = 1024
+
+	answerIn  = 2 * longer // spins: it may have been slept for, and then there are wake-ups in it
+	expectAt  = 4          // of sure
+	surest    = 7
+	surprised = 2 // a pause takes so much of it
 )
 
 // spinFor is how long to yield on a machine of so many processors, of what Options asks for.
@@ -70,11 +93,11 @@ func (s *spin) init(d time.Duration) {
 	}
 	s.max = max(d, 0)
 	s.near = 2*s.max + nearWakes
-	s.budget = s.max
+	s.budget, s.look = s.max, s.max
 }
 
-// found records that work came while spinning.
-func (s *spin) found() {
+// found records that work came while spinning, gap after the last.
+func (s *spin) found(gap time.Duration) {
 	s.fails, s.late = 0, 0
 	if s.penalty > 0 {
 		s.penalty--
@@ -87,6 +110,29 @@ func (s *spin) found() {
 		s.budget = longer * s.max
 	default:
 		s.budget = s.max
+	}
+	// The ordinary case, between two datagrams of many, calls nothing.
+	if s.look = s.budget; gap > s.max || s.last == pause {
+		s.foresee(gap)
+	} else {
+		s.last, s.before = short, s.last
+	}
+}
+
+// foresee records an idle moment, and looks on in the next one if that is likely to bring an answer.
+func (s *spin) foresee(gap time.Duration) {
+	sure, kind := &s.sure[s.last*kinds+s.before], uint8(short)
+	switch {
+	case gap > answerIn*s.max:
+		kind = pause
+		*sure -= min(*sure, surprised)
+	case gap > s.max:
+		kind = answer
+		*sure = min(*sure+1, surest)
+	}
+	s.last, s.before = kind, s.last
+	if (kind == pause || s.before == pause) && s.shun == 0 && s.sure[kind*kinds+s.before] >= expectAt {
+		s.look = max(s.look, longer*s.max)
 	}
 }
 
@@ -102,11 +148,21 @@ func (s *spin) away(d, work time.Duration) {
 func (s *spin) lost() {
 	s.finds = 0
 	s.penalty = min(max(2*s.penalty, minPenalty), maxPenalty)
-	s.shun, s.budget = s.penalty, 0
+	s.shun, s.budget, s.look = s.penalty, 0, 0
 }
 
 // slept records that the spin was in vain, and that work came gap after the last.
 func (s *spin) slept(gap time.Duration) {
+	if s.look > s.max { // so an answer comes too late here
+		s.sure[s.last*kinds+s.before] = 0
+	}
+	s.vain(gap)
+	s.look = s.budget
+	s.foresee(gap)
+}
+
+// vain sets the budget behind a spin that was in vain.
+func (s *spin) vain(gap time.Duration) {
 	if s.finds = 0; s.budget > s.max {
 		s.budget = s.max
 	}

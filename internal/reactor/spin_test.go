@@ -10,7 +10,7 @@ func TestSpinFor(t *testing.T) {
 	for _, asked := range []time.Duration{-1, 0, DefaultSpin} {
 		var s spin
 		s.init(spinFor(asked, 1))
-		s.found()
+		s.found(0)
 		if s.slept(time.Microsecond); s.budget != 0 {
 			t.Errorf("%v, one processor: a spin of %v", asked, s.budget)
 		}
@@ -27,11 +27,11 @@ func TestSpinAdapts(t *testing.T) {
 		s.init(0)
 		var spent, all time.Duration
 		for range n {
-			if gap <= s.budget {
+			if look := s.look; gap <= look {
 				spent += gap
-				s.found()
+				s.found(gap)
 			} else {
-				spent += s.budget
+				spent += look
 				s.slept(gap)
 			}
 			all += gap
@@ -67,8 +67,8 @@ func TestSpinAdapts(t *testing.T) {
 		hops := 0
 		for ; hops < 5000 && (a.fails > 0 || b.fails > 0); hops++ {
 			if a.budget > 0 && b.budget > 0 {
-				a.found()
-				b.found()
+				a.found(0)
+				b.found(0)
 				break
 			}
 			a.slept(80 * time.Microsecond)
@@ -105,7 +105,7 @@ func TestSpinAdapts(t *testing.T) {
 			s.slept(80 * time.Microsecond)
 		case s.budget > 0:
 			spins++
-			s.found()
+			s.found(0)
 		default:
 			s.slept(80 * time.Microsecond)
 		}
@@ -115,7 +115,7 @@ func TestSpinAdapts(t *testing.T) {
 	}
 	var off spin
 	off.init(-1)
-	off.found()
+	off.found(0)
 	off.slept(time.Microsecond)
 	if off.budget != 0 {
 		t.Error("spinning although it is off")
@@ -142,10 +142,10 @@ func TestSpinSteps(t *testing.T) {
 	// Success in a row lengthens the spin; one sleep takes the length back, and the row begins anew.
 	for range 2 {
 		for i := 1; i < eager; i++ {
-			s.found()
+			s.found(0)
 			is(&s, "too few finds", most)
 		}
-		s.found()
+		s.found(0)
 		is(&s, "enough finds", longer*most)
 		s.slept(near)
 		is(&s, "a sleep behind many finds", most)
@@ -163,18 +163,18 @@ func TestSpinSteps(t *testing.T) {
 	for range 100 { // a question after a pause, and its answer
 		s.slept(near + 1)
 		is(&s, "the first that came late", most)
-		s.found()
+		s.found(0)
 	}
 	s.slept(near + 1)
 	s.slept(near + 1)
 	is(&s, "the second that came late", most/2)
-	s.found()
+	s.found(0)
 	is(&s, "a find in a spin that was halved", most)
 	if s.penalty != 0 {
 		t.Errorf("a penalty of %d although no turn was lost", s.penalty)
 	}
 	for range eager {
-		s.found()
+		s.found(0)
 	}
 	s.slept(near + 1)
 	is(&s, "work that came late behind many finds", most)
@@ -192,7 +192,7 @@ func TestSpinSteps(t *testing.T) {
 			}
 			is(&s, "near work in vain", want)
 		}
-		s.found()
+		s.found(0)
 		if s.fails != 0 {
 			t.Errorf("%d sleeps in vain are counted behind a find", s.fails)
 		}
@@ -228,7 +228,7 @@ func TestSpinSteps(t *testing.T) {
 		is(&s, "shunned", 0)
 	}
 	before := s.penalty
-	s.found() // a look without a spin that hit: it does not end the penalty
+	s.found(0) // a look without a spin that hit: it does not end the penalty
 	is(&s, "work that was there in the last shunned moment", 0)
 	if s.penalty != before-1 {
 		t.Errorf("the penalty is %d behind a find, and was %d", s.penalty, before)
@@ -237,5 +237,87 @@ func TestSpinSteps(t *testing.T) {
 	is(&s, "behind the penalty", most)
 	if s.fails != 0 {
 		t.Errorf("%d sleeps in vain are counted of those that were shunned", s.fails)
+	}
+}
+
+// TestSpinForAnswers plays questions that come after pauses: the moment between a question and its answer is
+// looked through, and no other longer than before.
+func TestSpinForAnswers(t *testing.T) {
+	const pause, answer, step = time.Millisecond, 150 * time.Microsecond, 5 * time.Microsecond
+	for _, c := range []struct {
+		name  string
+		gaps  []time.Duration
+		looks bool // through answers
+	}{
+		{"question, answer", []time.Duration{pause, answer}, true},
+		{"with steps between", []time.Duration{pause, step, answer, step}, true},
+		{"a question and two answers", []time.Duration{pause, answer, answer}, true},
+		{"no pauses", []time.Duration{answer}, false},
+		{"pauses alone", []time.Duration{pause}, false},
+		{"a step after each pause", []time.Duration{pause, step}, false},
+		{"answers that take too long to look on", []time.Duration{pause, longer*answerIn*DefaultSpin + 1}, false},
+	} {
+		var s spin
+		s.init(0)
+		answers, found := 0, 0
+		for i := range 40 * len(c.gaps) {
+			gap, look := c.gaps[i%len(c.gaps)], s.look
+			if i >= 20*len(c.gaps) {
+				if gap != answer && look > DefaultSpin {
+					t.Errorf("%s: %v is spent on a gap of %v", c.name, look, gap)
+				}
+				if gap == answer {
+					if answers++; gap <= look {
+						found++
+					}
+				}
+			}
+			if gap <= look {
+				s.found(gap)
+			} else {
+				s.slept(gap)
+			}
+		}
+		if c.looks && found != answers || !c.looks && found > 0 {
+			t.Errorf("%s: %d of %d answers were found", c.name, found, answers)
+		}
+	}
+	// Answers that come a little too late are looked through to now and then.
+	var late spin
+	late.init(0)
+	vain := 0
+	for range 100 {
+		late.slept(pause)
+		if late.look > DefaultSpin {
+			vain++
+		}
+		late.slept(longer*DefaultSpin + 1)
+		if late.look > DefaultSpin {
+			t.Fatalf("%v is spent on a pause", late.look)
+		}
+	}
+	if vain < 10 || vain > 35 {
+		t.Errorf("%d of 100 late answers are waited for", vain)
+	}
+	// Answers that stop coming are expected a few times more; a lost turn goes before all.
+	var s spin
+	s.init(0)
+	for range 20 {
+		s.slept(pause)
+		s.found(answer)
+	}
+	s.slept(pause)
+	if s.look != longer*DefaultSpin {
+		t.Fatalf("%v is spent on an answer", s.look)
+	}
+	s.lost()
+	if s.look != 0 {
+		t.Errorf("%v is spent behind a lost turn", s.look)
+	}
+	s.shun, s.look = 0, longer*DefaultSpin
+	for i := 0; s.look > s.max; i++ {
+		if s.slept(pause); i > 5 {
+			t.Fatal("answers are expected where only pauses come")
+		}
 	}
 }

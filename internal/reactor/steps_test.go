@@ -310,3 +310,19 @@ func TestReactorsLeaveNothing(t *testing.T) {
 		t.Errorf("%d descriptors, before %d", n, before)
 	}
 }
+
+// TestPass: a reactor that waits again and again passes Go's scheduler as often as the runtime's monitor asks for, and not
+// at each wait.
+func TestPass(t *testing.T) {
+	r := &Reactor{now: time.Hour}
+	for _, c := range []struct {
+		after  time.Duration
+		passes bool
+	}{{0, true}, {0, false}, {passEvery - 1, false}, {1, true}, {1, false}, {passEvery, true}} {
+		r.now += c.after
+		was := r.passed
+		if r.pass(); (r.passed != was) != c.passes || c.passes && r.passed != r.now {
+			t.Errorf("%v later: passed %v before and %v now, at %v", c.after, was, r.passed, r.now)
+		}
+	}
+}

@@ -175,13 +175,15 @@ func (w *waiter) wait(ctx context.Context) error {
 	if w.ready() {
 		return nil
 	}
+	waiters := &w.r.waiters
+	var began time.Duration // 0: it has not looked for this
 	if w.l != nil && !w.spun {
 		w.spun = true
-		if w.spin(done) {
+		began = sinceBase()
+		if w.spin(done, began) {
 			return nil
 		}
 	}
-	waiters := &w.r.waiters
 	// From here on wake finds w: a change after the last look is a token in ch.
 	waiters.add(w)
 	defer waiters.remove(w)
@@ -191,6 +193,9 @@ func (w *waiter) wait(ctx context.Context) error {
 		waiters.arm(w)
 		if w.ready() {
 			w.spun, w.slept = false, false
+			if began != 0 {
+				waiters.over(began, sinceBase(), w.r.cfg.spin)
+			}
 			return nil
 		}
 		if w.sleepOnDoorbell(ctx) {
@@ -230,9 +235,14 @@ var spinners atomic.Int32
 // sleep give it the processor, and after a yield each that looks has its turn first.
 var oneProcessor = runtime.NumCPU() == 1
 
-// spin looks until something is there or the socket's share of time is used up.
-func (w *waiter) spin(done <-chan struct{}) bool {
-	budget := w.r.waiters.budget(w.r.cfg.spin)
+// base is an hour before the process began: no time is 0, which is none.
+var base = time.Now().Add(-time.Hour)
+
+func sinceBase() time.Duration { return time.Since(base) }
+
+// spin looks, from start on, until something is there or the socket's share of time is used up.
+func (w *waiter) spin(done <-chan struct{}, start time.Duration) bool {
+	budget := w.r.waiters.budget(w.r.cfg.spin, start)
 	if budget == 0 || oneProcessor {
 		return false
 	}
@@ -243,16 +253,20 @@ func (w *waiter) spin(done <-chan struct{}) bool {
 	if spinners.Add(1) > most {
 		return false
 	}
-	start := time.Now()
+	now := start
 	for i := 1; ; i++ {
 		if w.ready() {
 			w.r.waiters.spun(true)
+			w.r.waiters.over(start, now, w.r.cfg.spin)
 			w.spun = false
 			return true
 		}
 		syscall.RawSyscall(syscall.SYS_SCHED_YIELD, 0, 0, 0)
-		if time.Since(start) >= budget { // after one yield, where another process computes
+		if now = sinceBase(); now-start >= budget { // after one yield, where another process computes
 			w.r.waiters.spun(false)
+			if budget > w.r.cfg.spin { // so answers come too late here
+				w.r.waiters.answers.Store(0)
+			}
 			return false
 		}
 		// A look at ctx costs more than one at the words.
@@ -303,6 +317,7 @@ func (w *waiter) sleepOnDoorbell(ctx context.Context) bool {
 	}
 	// A token that came before the place was taken has rung no doorbell.
 	if len(w.ch) == 0 && d > 0 {
+		waiters.pass()
 		w.l.bell.sleep(d)
 	}
 	sleepers.Add(-1)
@@ -324,6 +339,10 @@ type waitList struct {
 	misses atomic.Int32 // spins in a row that were for nothing; below 0: that were not
 	vain   atomic.Int32 // sleeps in a row that were for nothing, and those left out since
 
+	answers atomic.Int32 // waits that ended a little later than a spin does; see budget
+	ended   atomic.Int64 // since base: when the last wait did
+	passed  atomic.Int64 // since base: see pass
+
 	sleeper *waiter // guarded by mu; it sleeps on the doorbell
 	mu      sync.Mutex
 	list    []*waiter // guarded by mu
@@ -336,16 +355,53 @@ type waitList struct {
 const (
 	manyMisses = 16
 	manyHits   = 8
+	longer     = 4 // times
+
+	expectAt    = 4 // answers
+	mostAnswers = 8
+	answerIn    = 2 * longer // spins: it is slept for, so there are wake-ups in it
 )
 
-func (p *waitList) budget(d time.Duration) time.Duration {
+// budget is how long a call that begins to wait at now looks before it sleeps, of the d asked for. Where answers
+// come a little later than a spin ends, because others must be woken for them, each who sleeps meanwhile costs
+// a wake-up more: they are waited for longer if the program did something else for as long before, and so
+// spends at most half of its time so.
+func (p *waitList) budget(d, now time.Duration) time.Duration {
+	if p.answers.Load() >= expectAt && now-time.Duration(p.ended.Load()) >= longer*d {
+		return longer * d
+	}
 	switch n := p.misses.Load(); {
 	case n <= -manyHits:
-		return 4 * d
+		return longer * d
 	case n >= manyMisses && n%manyMisses != 0:
 		return d / 8
 	}
 	return d
+}
+
+// over records when a wait began and ended with what it was for, of a call that looks for d.
+func (p *waitList) over(start, now, d time.Duration) {
+	p.ended.Store(int64(now))
+	switch took := now - start; {
+	case took <= d:
+	case took <= answerIn*d:
+		p.answers.Store(min(p.answers.Load()+1, mostAnswers))
+	default:
+		p.answers.Store(max(p.answers.Load()-2, 0))
+	}
+}
+
+// passEvery is half of the time after which Go's monitor takes a goroutine for one that computes (forcePreemptNS of runtime/proc.go).
+const passEvery = 5 * time.Millisecond
+
+// pass has the caller, who is about to sleep in a system call, go through Go's scheduler now and then. From one
+// that has not for 10 ms the runtime's monitor takes its place at each sleep, however short, and then sleeps itself:
+// to wake the monitor is the first that the thread does when it wakes, and the monitor runs 2,000 times a second.
+func (p *waitList) pass() {
+	if now := int64(sinceBase()); now-p.passed.Load() >= int64(passEvery) {
+		p.passed.Store(now)
+		runtime.Gosched()
+	}
 }
 
 func (p *waitList) spun(hit bool) {

@@ -239,7 +239,7 @@ func TestSpinBudget(t *testing.T) {
 	const d = 80 * time.Microsecond
 	want := func(what string, n time.Duration) {
 		t.Helper()
-		if got := p.budget(d); got != n {
+		if got := p.budget(d, 0); got != n {
 			t.Errorf("%s: %v, want %v", what, got, n)
 		}
 	}

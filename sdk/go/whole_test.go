@@ -203,7 +203,7 @@ func TestSpinning(t *testing.T) {
 	} {
 		var p waitList
 		p.misses.Store(x.before)
-		if got := p.budget(d); got != x.budget {
+		if got := p.budget(d, 0); got != x.budget {
 			t.Errorf("after %d: looks for %v, want %v", x.before, got, x.budget)
 		}
 		p.spun(false)
@@ -215,6 +215,76 @@ func TestSpinning(t *testing.T) {
 		if got := p.misses.Load(); got != x.hit {
 			t.Errorf("after %d and a hit: %d, want %d", x.before, got, x.hit)
 		}
+	}
+}
+
+// TestLooksForAnswers: waits that ended a little later than a look does, behind pauses, are looked through; without pauses,
+// or when they end later than that, none is.
+func TestLooksForAnswers(t *testing.T) {
+	const d = 50 * time.Microsecond
+	var p waitList
+	now := time.Hour
+	wait := func(pause, took time.Duration) (looked time.Duration) {
+		now += pause
+		looked = p.budget(d, now)
+		p.over(now, now+took, d)
+		now += took
+		return looked
+	}
+	for i := range 2 * mostAnswers {
+		want := d
+		if i >= expectAt {
+			want = longer * d
+		}
+		took := answerIn * d // the latest that is one
+		if i%2 == 1 {
+			took = d + 1 // the earliest
+		}
+		if got := wait(longer*d, took); got != want {
+			t.Errorf("after %d answers: looks for %v, want %v", i, got, want)
+		}
+	}
+	for range 3 {
+		if got := wait(longer*d-1, 2*d); got != d {
+			t.Errorf("without a pause: looks for %v", got)
+		}
+		if got := wait(longer*d, d); got != longer*d {
+			t.Errorf("behind answers that came sooner: looks for %v", got)
+		}
+	}
+	for i := range 3 { // 8 of them, less two each time
+		if got := wait(longer*d, answerIn*d+1); got != longer*d {
+			t.Errorf("after %d that took longer: looks for %v", i, got)
+		}
+	}
+	for range 2 * mostAnswers {
+		if got := wait(longer*d, answerIn*d+1); got != d {
+			t.Errorf("where none comes: looks for %v", got)
+		}
+	}
+	for i := range expectAt {
+		if got := wait(longer*d, 2*d); got != d {
+			t.Errorf("after %d answers again: looks for %v", i, got)
+		}
+	}
+	if got := wait(longer*d, 2*d); got != longer*d {
+		t.Errorf("after answers again: looks for %v", got)
+	}
+}
+
+// TestPass: who sleeps again and again goes through Go's scheduler as often as its monitor asks for, and not each time.
+func TestPass(t *testing.T) {
+	var p waitList
+	p.pass()
+	first := p.passed.Load()
+	if first == 0 {
+		t.Fatal("the first sleep does not pass")
+	}
+	for p.passed.Load() == first {
+		p.pass()
+	}
+	if after := p.passed.Load() - first; after < int64(passEvery) {
+		t.Errorf("again after %v", time.Duration(after))
 	}
 }
 
