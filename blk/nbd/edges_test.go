@@ -265,3 +265,20 @@ func TestOffsetsAndOddLengths(t *testing.T) {
 		t.Errorf("a reply begins % x", b[:28])
 	}
 }
+
+// TestStatsCountBytes: what goes over the sockets in the transmission phase is counted, both ways.
+func TestStatsCountBytes(t *testing.T) {
+	s, socket := serve(t, Options{}, Export{Device: memory(t, 1<<20)})
+	c := enter(t, socket, "", false)
+	before := s.Stats()
+	var in, out uint64
+	for _, n := range []int{512, bigWrite, recvSize} {
+		c.send(append(command(cmdWrite, 0, 1, 0, uint32(n), fill(n, 3)), command(cmdRead, 0, 2, 0, uint32(n), nil)...))
+		c.recv(16 + 16 + n) // in either order
+		in, out = in+uint64(28+n+28), out+uint64(16+16+n)
+	}
+	waitFor(t, "all bytes to be counted", func() bool {
+		now := s.Stats()
+		return now.BytesIn-before.BytesIn == in && now.BytesOut-before.BytesOut == out
+	})
+}
