@@ -313,16 +313,21 @@ func (c *Client) sessInfoAnswered(now time.Duration, err error) {
 	case !c.up:
 		// The next Up sends SESS_INFO again.
 		return
-	case err != nil && !answeredBy(err): // its limit passed, perhaps while a fence was waited for
+	case err != nil: // its limit passed, perhaps while a fence was waited for, or the server has no memory for it, say
+		// Until it is answered an rdsd and a kernel are not told apart, and what an rdsd would say of a volume, that another
+		// has written or that it was started again, would be missed.
 		c.sessInfoAt = now + c.cfg.RetryEvery
+		if answeredBy(err) {
+			for _, v := range slices.Clone(c.volumes) {
+				v.refused(now, err)
+			}
+		}
 		return
 	}
 	rsp := c.hello.rsp[:rnbdwire.SessInfoLen]
-	if err == nil {
-		var ver uint8
-		if ver, err = rnbdwire.ParseSessInfo(rsp, rnbdwire.SessInfoRsp); err == nil && ver == 0 {
-			err = rdserr.With(rdserr.ErrProtocol, "the server speaks RNBD of version 0")
-		}
+	ver, err := rnbdwire.ParseSessInfo(rsp, rnbdwire.SessInfoRsp)
+	if err == nil && ver == 0 {
+		err = rdserr.With(rdserr.ErrProtocol, "the server speaks RNBD of version 0")
 	}
 	c.introduced, c.resumeAt = true, now+c.cfg.RetryEvery
 	if err == nil {

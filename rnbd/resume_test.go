@@ -3,6 +3,7 @@ package rnbd
 import (
 	"bytes"
 	"errors"
+	"path/filepath"
 	"syscall"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rtrs"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
 )
 
 // TestResumesTogether: what the session had when its path was lost is sent again when
@@ -264,4 +266,73 @@ func TestGreetsWhenDue(t *testing.T) {
 	if w.run(); len(e.log) != 1 {
 		t.Errorf("%d messages; want the greeting", len(e.log))
 	}
+}
+
+// TestGreetsAgainWhereRefused: a session whose greeting the server had no memory for takes it for no kernel: it would not be told that
+// another has written meanwhile, nor that the machine was started again.
+func TestGreetsAgainWhereRefused(t *testing.T) {
+	greetings := func(w *world, times int) {
+		w.short = func(usr []byte) error {
+			if k, _ := rnbdwire.Kind(usr); k != rnbdwire.SessInfo || times == 0 {
+				return nil
+			}
+			times--
+			return rdserr.ErrNoMemory
+		}
+	}
+	t.Run("another has written", func(t *testing.T) {
+		w, exp, a, va, late := twoWriters(t, ServerConfig{})
+		greetings(w, 2)
+		a.connect()
+		w.tick(5 * time.Second)
+		if rdserr.Errno(late.Err) != rdserr.Errno(ErrStale) || va.Final() == nil || begins(t, exp.Path) != 2 {
+			t.Errorf("the write that waited: %v, %v; the file begins with %d", late.Err, va.Final(), begins(t, exp.Path))
+		}
+	})
+	t.Run("the machine was started", func(t *testing.T) {
+		exp := &Export{Name: "d", Path: filepath.Join(t.TempDir(), "d")}
+		writeFile(t, exp.Path, 1<<20)
+		w := newWorld(t, ServerConfig{Boot: 1})
+		w.export(exp)
+		e := w.client("c")
+		v := e.mustMap("d", rw)
+		if err := e.write(v, 0, 1, 512, 0); err != nil {
+			t.Fatal(err)
+		}
+		e.cut()
+		w.run()
+		w.restart(ServerConfig{Boot: 2}, exp)
+		greetings(w, 2)
+		e.connect()
+		w.tick(5 * time.Second)
+		wantErr(t, "flush", e.flush(v), blk.ErrSyncFailed)
+	})
+	t.Run("a volume is mapped", func(t *testing.T) {
+		w := newWorld(t, ServerConfig{})
+		w.mem("d", 1<<20)
+		e := w.newEnd("c", "10.0.0.1", ClientConfig{})
+		greetings(w, 2)
+		v, err := e.c.Map(w.now, "d", rw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.connect()
+		wantErr(t, "its caller is told", e.mapped[v], rdserr.ErrNoMemory)
+		if v, err = e.c.Map(w.now, "d", rw); err != nil {
+			t.Fatal(err)
+		}
+		w.run()
+		if stateOf(v) != Init {
+			t.Errorf("it is %v before the session is greeted", stateOf(v))
+		}
+		w.tick(600 * time.Millisecond)
+		wantErr(t, "and of the next one", e.mapped[v], rdserr.ErrNoMemory)
+		if v, err = e.c.Map(w.now, "d", rw); err != nil {
+			t.Fatal(err)
+		}
+		w.tick(time.Second)
+		if stateOf(v) != Open || v.store.Verifier == 0 {
+			t.Errorf("%v, its verifier is %d", stateOf(v), v.store.Verifier)
+		}
+	})
 }

@@ -46,6 +46,7 @@ type world struct {
 	noLog    bool
 	shuffle  bool                      // answers come in any order
 	sent     func(e *end, r *rtrs.Req) // nil: nobody watches
+	short    func(usr []byte) error    // why the shell lets a request not come to the server; nil: all come
 
 	mu       sync.Mutex
 	wake     sync.Cond
@@ -473,6 +474,12 @@ func (e *end) send(r *rtrs.Req) {
 	}
 	sr := &f.sr
 	sr.Session, sr.Path, sr.Op, sr.Usr, sr.Data = e.sess, e.path, r.Op, append(f.room[:0], r.Usr...), f.data
+	if w.short != nil {
+		if err := w.short(sr.Usr); err != nil {
+			w.Reply(w.now, sr, 0, err)
+			return
+		}
+	}
 	w.srv.Request(w.now, sr)
 }
 
