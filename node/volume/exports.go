@@ -24,10 +24,12 @@ type export struct {
 	since  time.Time
 
 	// Guarded by Host.mu.
-	info    blk.Info  // when it was looked at last
-	err     error     // it could not be opened then
-	lost    time.Time // with err: since when
-	looking bool      // lookAgain runs
+	info     blk.Info  // when it was looked at last
+	err      error     // it could not be opened then
+	lost     time.Time // with err: since when
+	looking  bool      // lookAgain runs
+	resizing int       // resizes that are at its store
+	ending   bool      // removeExport: none begins any more
 
 	failed error // of the store, the last; told while the counters have errors
 }
@@ -124,6 +126,13 @@ func (h *Host) leaveExports(x *export) {
 // removeExport ends x, and not another one that has its name by now. It is ErrNotFound if x has ended
 // meanwhile.
 func (h *Host) removeExport(x *export, force bool) error {
+	h.mu.Lock()
+	if x.resizing > 0 && !force {
+		h.mu.Unlock()
+		return rdserr.With(rnbd.ErrBusy, "%q: its store is being resized; wait for the end of that, or force it (--force)", x.spec.Name)
+	}
+	x.ending = true
+	h.mu.Unlock()
 	now := h.srv.lock(h.now())
 	unexport := h.srv.rn.Unexport
 	if force {
@@ -136,7 +145,11 @@ func (h *Host) removeExport(x *export, force bool) error {
 	h.srv.finish(now)
 	if err == nil {
 		h.leaveExports(x)
+		return nil
 	}
+	h.mu.Lock()
+	x.ending = false
+	h.mu.Unlock()
 	return err
 }
 

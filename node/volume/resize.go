@@ -38,17 +38,18 @@ func (h *Host) resizeExport(ctx context.Context, name string, size uint64, grow 
 	err := h.do(ctx, x.spec.Path, func() (err error) {
 		// One whose caller has given up may be under way. Done after this one it would cut off what this one adds.
 		defer h.waits.alone(x.spec.Path)()
-		if err := h.mayResize(ctx, x); err != nil {
-			return err
-		}
 		var was blk.Info
-		was, is, err = h.resize(x, size, grow)
 		// The last that had it open has closed it meanwhile: those count that have it now, or nobody.
-		for range resizeTries {
-			if !errors.Is(err, blk.ErrClosed) {
+		for try := 0; try == 0 || errors.Is(err, blk.ErrClosed) && try <= resizeTries; try++ {
+			var ended func()
+			if ended, err = h.mayResize(ctx, x, size != 0); err != nil {
 				break
 			}
-			_, is, err = h.resize(x, size, grow)
+			var before blk.Info
+			if before, is, err = h.resize(x, size, grow); try == 0 {
+				was = before
+			}
+			ended()
 		}
 		if err == nil {
 			h.resized(x, was.Size, &is) // here, because the caller may have given up
@@ -62,17 +63,25 @@ func (h *Host) resizeExport(ctx context.Context, name string, size uint64, grow 
 }
 
 // mayResize is an error if nobody expects any more that the store of x gets another size, which it is about to get: the caller has given
-// up, or x has ended and its file may be another's.
-func (h *Host) mayResize(ctx context.Context, x *export) error {
+// up, or x has ended and its file may be another's. Where it is written to x does not end before ended is called, but by force.
+func (h *Host) mayResize(ctx context.Context, x *export, write bool) (ended func(), err error) {
 	if ctx.Err() != nil {
-		return rdserr.With(rdserr.ErrTimeout, "the file system was not asked in time")
+		return nil, rdserr.With(rdserr.ErrTimeout, "the file system was not asked in time")
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.exports[x.spec.Name] != x {
-		return rdserr.With(rdserr.ErrNotFound, "it is not exported any more")
+	if h.exports[x.spec.Name] != x || x.ending {
+		return nil, rdserr.With(rdserr.ErrNotFound, "it is not exported any more")
 	}
-	return nil
+	if !write {
+		return func() {}, nil
+	}
+	x.resizing++
+	return func() {
+		h.mu.Lock()
+		x.resizing--
+		h.mu.Unlock()
+	}, nil
 }
 
 // resized notes which size the store of x has now, and tells if it had another.

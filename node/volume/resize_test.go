@@ -306,3 +306,62 @@ func resizeNotWanted(t *testing.T, errno syscall.Errno, end func(h *Host, giveUp
 		t.Errorf("it has %d bytes, %v", st.Size(), err)
 	}
 }
+
+// TestUnexportWaitsForResizes: an export does not end while its store is being resized, for that would cut off what another server of the
+// store has added since; one that is forced to an end is not resized by its path, which may be another's file by then.
+func TestUnexportWaitsForResizes(t *testing.T) {
+	for _, force := range []bool{false, true} {
+		port := freePort(t)
+		server, client := newServerNode(t, port), newClientNode(t, port)
+		asked, release := make(chan struct{}), make(chan struct{})
+		free := sync.OnceFunc(func() { close(release) })
+		var first sync.Once
+		server.wrap = func(_ string, d blk.Device) blk.Device {
+			var slow blk.Resizer = &heldResize{d, asked, release}
+			if force {
+				slow = closedResize{asked, release}
+			}
+			return &slowOnce{d, &first, slow}
+		}
+		server.start()
+		client.start()
+		t.Cleanup(free)
+		s := file(t, "disk", 4<<20)
+		mustExport(t, server.h, s)
+		m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk"})
+		done := make(chan error, 1)
+		go func() { // ends with the store
+			_, err := server.h.ResizeExport(testCtx(t), "disk", 1<<20)
+			done <- err
+		}()
+		<-asked
+		if !force {
+			if err := client.h.Unmap(testCtx(t), m.ID, false); err != nil {
+				t.Error(err)
+			}
+			is(t, "while it is being resized", server.h.Unexport(testCtx(t), "disk", false), syscall.EBUSY, "being resized")
+		} else if err := server.h.Unexport(testCtx(t), "disk", true); err != nil {
+			t.Error(err)
+		}
+		free()
+		err, size := <-done, int64(1<<20)
+		if force {
+			is(t, "the resize", err, syscall.ENOENT, "not exported")
+			size, err = 4<<20, nil
+		} else if e := server.h.Unexport(testCtx(t), "disk", false); e != nil {
+			t.Error(e)
+		}
+		if st, e := os.Stat(s.Path); err != nil || e != nil || st.Size() != size {
+			t.Errorf("force %v: %v; it has %d bytes, %v", force, err, st.Size(), e)
+		}
+	}
+}
+
+// closedResize is a store that is closed while it is asked.
+type closedResize struct{ asked, release chan struct{} }
+
+func (d closedResize) Resize(size uint64) error {
+	close(d.asked)
+	<-d.release
+	return blk.ErrClosed
+}
