@@ -252,8 +252,8 @@ func createFile(path string, size uint64) error {
 }
 
 // Unexport ends an export. While sessions have it open, or requests of those that had it are at its store, this is
-// refused with EBUSY, unless force: then their requests fail, and what the store has begun ends by itself. One of the
-// configuration is back after a restart.
+// refused with EBUSY, unless force: then their requests fail, and what the store has begun ends by itself. Without force it
+// returns when the store is closed. One of the configuration is back after a restart.
 func (h *Host) Unexport(ctx context.Context, name string, force bool) error {
 	h.mu.Lock()
 	x := h.exports[name]
@@ -271,7 +271,13 @@ func (h *Host) Unexport(ctx context.Context, name string, force bool) error {
 	old := h.forgetLeft(left)
 	h.ev.add(Event{Kind: EventExport, Export: name, State: "removed", Text: "volume " + name + " is not exported any more"})
 	if x.spec.Persist || old {
-		return h.saveDone(ctx, "volume %q is not exported any more", name)
+		if err := h.saveDone(ctx, "volume %q is not exported any more", name); err != nil {
+			return err
+		}
+	}
+	// What was written and not flushed may go to the store as late as with the close.
+	if !force && !h.srv.allClosed(ctx, x.exp) {
+		return rdserr.With(rdserr.ErrTimeout, "volume %q is not exported any more, but its store is still being closed, and what the system holds of it may yet be written there", name)
 	}
 	return nil
 }

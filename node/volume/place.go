@@ -1,6 +1,8 @@
 package volume
 
 import (
+	"context"
+
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/rnbd"
@@ -13,8 +15,10 @@ import (
 // descriptors each time, and its limit of open volumes would not know. Here its
 // next open comes after the closes that were asked for before.
 type place struct {
-	visits   []visit // wait for a visitor
-	visitors int     // that are at it
+	visits   []visit       // wait for a visitor
+	visitors int           // that are at it
+	closes   int           // visits that close something, also those under way
+	closed   chan struct{} // closed when closes is 0 again; nil: nobody waits for that
 }
 
 // visit is one thing to do at a place.
@@ -39,6 +43,9 @@ func (s *server) at(key any, v visit) {
 		s.places[key] = p
 	}
 	p.visits = append(p.visits, v)
+	if v.close != nil {
+		p.closes++
+	}
 	if p.visitors < maxVisitors {
 		p.visitors++
 		s.work.Go(func() { // ends when nothing waits there
@@ -66,8 +73,31 @@ func (s *server) visitor(key any, p *place) {
 			s.opening(v.open)
 		} else {
 			s.closing(v.close)
+			s.mu.Lock()
+			if p.closes--; p.closes == 0 && p.closed != nil {
+				close(p.closed)
+				p.closed = nil
+			}
+			s.mu.Unlock()
 		}
 	}
+}
+
+// allClosed waits until what was opened at the place of that key, and is not used any more, is closed. It reports
+// false if ctx ends before.
+func (s *server) allClosed(ctx context.Context, key any) bool {
+	done := s.look()
+	p := s.places[key]
+	if p == nil || p.closes == 0 {
+		done()
+		return true
+	}
+	if p.closed == nil {
+		p.closed = make(chan struct{})
+	}
+	closed := p.closed
+	done()
+	return s.h.machine.Wait(Forever, closed, ctx.Done()) == 0
 }
 
 // opening opens a volume, or has it looked for at the next place.

@@ -167,9 +167,9 @@ func (a *app) volumeUnexportCmd() *cobra.Command {
 		Use:   "unexport NAME",
 		Short: "offer a volume no more",
 		Long: `End an export. While other nodes have it open, or requests of those that had it are at its
-store still, this is refused (exit code 5). With --force their requests fail from now on, but
-for what the store has begun, which ends by itself and may still write until then. The file or
-device stays as it is.`,
+store still, this is refused (exit code 5); it is done when the store is closed. With --force
+their requests fail from now on, but for what the store has begun, which ends by itself and may
+still write until then. The file or device stays as it is.`,
 		Args:              needArgs("NAME", "an export, as rdsd volume ls shows it"),
 		ValidArgsFunction: a.completeVolumeFirst(exportWords),
 		RunE: func(cmd *cobra.Command, args []string) error {
