@@ -282,21 +282,29 @@ func (h *Host) AddPath(ctx context.Context, session string, p PathSpec) (PathInf
 }
 
 // keepPaths writes down which paths a session has now. What was removed goes, too, from mappings that are
-// being restored and have not joined it yet; if it was all they had they get those of the session.
+// being restored and have not joined it yet; if it was all they had they get those of the session. Those that were left get
+// them in any case: one may be the only one of the session at the next start.
 func (h *Host) keepPaths(ctx context.Context, c *client) {
 	h.mu.Lock()
 	done := c.look()
 	paths, struck := slices.Clone(c.spec.Paths), slices.Clone(c.struck)
 	done()
+	without := func(list []PathSpec, not []PathSpec) []PathSpec {
+		return slices.DeleteFunc(slices.Clone(list), func(p PathSpec) bool { return slices.Contains(not, p) })
+	}
 	for _, m := range h.mappings {
 		switch {
 		case m.c == c:
 			m.spec.Paths = paths
 		case m.c == nil && m.restored && m.spec.Session == c.spec.Session:
-			left := slices.DeleteFunc(slices.Clone(m.spec.Paths), func(p PathSpec) bool { return slices.Contains(struck, p) })
-			if m.spec.Paths = left; len(left) == 0 {
+			if m.spec.Paths = without(m.spec.Paths, struck); len(m.spec.Paths) == 0 {
 				m.spec.Paths = paths
 			}
+		}
+	}
+	for _, l := range h.leftovers {
+		if m := l.mapping; m != nil && m.Session == c.spec.Session {
+			m.Paths = append(slices.Clone(paths), without(without(m.Paths, struck), paths)...)
 		}
 	}
 	h.mu.Unlock()

@@ -3,6 +3,7 @@ package volume
 import (
 	"errors"
 	"reflect"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -181,4 +182,49 @@ func TestSetSessionOfMappingsThatAreAway(t *testing.T) {
 	}
 	_, err := client.h.Map(testCtx(t), MapSpec{Node: "127.0.0.6", Name: "a", Session: "app"})
 	is(t, "with another node than one that is left", err, syscall.EINVAL, "v2")
+}
+
+// TestPathsOfMappingsThatAreAway: a path that is removed from a session, or added, is so for its mappings too that could not be taken up:
+// at the next start one of them would bring the former back, and not know the latter.
+func TestPathsOfMappingsThatAreAway(t *testing.T) {
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	server.start()
+	client.start()
+	paths := server.twoPaths()
+	for _, name := range []string{"a", "b"} {
+		mustExport(t, server.h, file(t, name, 1<<20))
+		mustMap(t, client.h, MapSpec{Node: server.node(), Name: name, Session: "app", Persist: true, Paths: paths})
+	}
+	client.stop()
+	client.cfg.MaxMappings = 1
+	client.start()
+	back(t, client, "v1")
+	added := PathSpec{Src: "127.0.0.5", Dst: paths[0].Dst}
+	if _, err := client.h.AddPath(testCtx(t), "app", added); err != nil {
+		t.Fatal(err)
+	}
+	if err := client.h.RemovePath(testCtx(t), "app", paths[1]); err != nil {
+		t.Fatal(err)
+	}
+	is := func(what string, list []PathSpec) {
+		t.Helper()
+		if want := []PathSpec{paths[0], added}; !slices.Equal(list, want) {
+			t.Errorf("%s: %+v, want %+v", what, list, want)
+		}
+	}
+	for _, m := range written(t, client).Mappings {
+		is("written of "+m.ID, m.Paths)
+	}
+	if err := client.h.Unmap(testCtx(t), "v1", true); err != nil {
+		t.Fatal(err)
+	}
+	client.stop()
+	client.start()
+	back(t, client, "v2")
+	m, err := client.h.Mapping("v2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	is("at the next start", m.Paths)
 }
