@@ -196,9 +196,13 @@ func anotherStore(t *testing.T, below bool, access rnbdwire.Access, change func(
 	}
 }
 
-// TestMemoryThatBecameAFile: what waited for memory, which has ended with the daemon, goes to no file that has its name now.
+// TestMemoryThatBecameAFile: what waited for memory, which has ended with the daemon, goes to no file that has its name now, nor to one
+// of a kernel that serves in its place.
 func TestMemoryThatBecameAFile(t *testing.T) {
-	for _, op := range []blk.Op{blk.OpWrite, blk.OpRead} {
+	for _, c := range []struct {
+		op     blk.Op
+		kernel bool
+	}{{blk.OpWrite, false}, {blk.OpRead, false}, {blk.OpWrite, true}, {blk.OpRead, true}} {
 		path := filepath.Join(t.TempDir(), "d")
 		writeFile(t, path, 1<<20)
 		was := begins(t, path)
@@ -210,19 +214,20 @@ func TestMemoryThatBecameAFile(t *testing.T) {
 		w.export(&Export{Name: "d", Device: m, Volatile: true})
 		a := w.client("a")
 		access := rw
-		if op == blk.OpRead {
+		if c.op == blk.OpRead {
 			access = ro
 		}
 		va := a.mustMap("d", access)
 		a.cut()
-		late := &blk.Request{Op: op, Len: 512, Buf: make([]byte, 512)}
+		late := &blk.Request{Op: c.op, Len: 512, Buf: make([]byte, 512)}
 		a.submit(va, late)
 		w.run()
 		w.restart(ServerConfig{Boot: 7, Past: w.srv.Past(), Held: w.srv.Held(), Notes: true}, &Export{Name: "d", Path: path})
+		a.asKernel = c.kernel
 		a.connect()
 		wantState(t, "a file has its name", va, Closed)
 		if rdserr.Errno(late.Err) != rdserr.Errno(ErrStale) || begins(t, path) != was {
-			t.Errorf("the %v that waited: %v; the file begins with %d, and did with %d", op, late.Err, begins(t, path), was)
+			t.Errorf("kernel %v, the %v that waited: %v; the file begins with %d, and did with %d", c.kernel, c.op, late.Err, begins(t, path), was)
 		}
 	}
 }

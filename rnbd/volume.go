@@ -247,8 +247,8 @@ func (v *Volume) sameAs(rsp *rnbdwire.OpenRsp, store rnbdwire.Store) error {
 	// The users of the device here have laid out everything in the old blocks.
 	case rsp.LogicalBlock != v.rsp.LogicalBlock:
 		return rdserr.With(ErrStale, "volume %q has come back with blocks of %d bytes, and had %d", v.name, rsp.LogicalBlock, v.rsp.LogicalBlock)
-	// It is gone whatever has its name now: a file there is another store.
-	case changed && (store.Volatile || v.store.Volatile) && !v.acceptAny:
+	// It is gone whatever has its name now: a file there is another store, also a kernel's, of which nothing else is known.
+	case (changed && store.Volatile || v.store.Volatile && (changed || !store.Volatile)) && !v.acceptAny:
 		return rdserr.With(ErrStale, "volume %q was in memory of the server, which has lost it", v.name)
 	// Writes that wait here would overwrite data that the other session has written since, or
 	// that of another store. Who reads is told of another store alone.
