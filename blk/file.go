@@ -3,6 +3,7 @@ package blk
 import (
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"os"
 	"strconv"
 	"strings"
@@ -126,7 +127,7 @@ func newFile(pathFd int, name string, o FileOptions) (*File, error) {
 		// A block device is its device number: its inode is one of many names.
 		f.id = FileID{Dev: st.Rdev, Block: true}
 	}
-	f.born = born(fd, f.block)
+	f.born = born(fd, f.block, st.Rdev)
 	info, err := f.describe(st)
 	if err == nil {
 		err = info.Validate()
@@ -219,10 +220,15 @@ func (f *File) size() (uint64, error) {
 	return uint64(st.Size), err
 }
 
+// devDir is the directory of a block device in sysfs.
+func devDir(dev uint64) string {
+	return fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(dev), unix.Minor(dev))
+}
+
 // queueValue reads a number from the queue directory of a block device, 0 when
 // there is none. A partition has its disk's.
 func queueValue(dev uint64, name string) uint64 {
-	base := fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(dev), unix.Minor(dev))
+	base := devDir(dev)
 	for _, dir := range []string{base, base + "/.."} {
 		if b, err := os.ReadFile(dir + "/queue/" + name); err == nil {
 			n, _ := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64)
@@ -244,16 +250,37 @@ type FileID struct {
 // ID is the same for all that opened the same file or block device.
 func (f *File) ID() FileID { return f.id }
 
-// Born is when the file was made, in nanoseconds of Unix time; 0: its file system does not tell, or it is a block device. A file
-// system gives the number of one that was removed to the next, often at once: by its ID that is the same.
+// Born tells apart what has the same ID, one after the other: a file system gives the number of a file that was removed to the next,
+// often at once, and the kernel that of a block device. It is when the file was made, in nanoseconds of Unix time, and of a block device
+// a number for the name that it has of itself; 0: that is not told.
 func (f *File) Born() int64 { return f.born }
 
-func born(fd int, block bool) int64 {
+func born(fd int, block bool, rdev uint64) int64 {
+	if block {
+		return selfName(devDir(rdev))
+	}
 	var st unix.Statx_t
-	if block || unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_BTIME, &st) != nil || st.Mask&unix.STATX_BTIME == 0 {
+	if unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_BTIME, &st) != nil || st.Mask&unix.STATX_BTIME == 0 {
 		return 0
 	}
 	return st.Btime.Sec*1e9 + int64(st.Btime.Nsec)
+}
+
+// selfName is a number for the name that a block device has of itself, the same after a start of the machine: the UUID of a logical
+// volume, say, or the WWID of a disk. dir is its directory in sysfs. A partition has its number beside the name of its disk.
+func selfName(dir string) int64 {
+	h := fnv.New64a()
+	if part, err := os.ReadFile(dir + "/partition"); err == nil {
+		h.Write(part)
+		dir += "/.."
+	}
+	for _, of := range []string{"dm/uuid", "wwid", "device/wwid", "serial"} { // the device mapper's, NVMe, SCSI, virtio
+		if b, err := os.ReadFile(dir + "/" + of); err == nil && strings.TrimSpace(string(b)) != "" {
+			h.Write(b)
+			return int64(h.Sum64() | 1)
+		}
+	}
+	return 0
 }
 
 // Refresh looks whether the size of the file or block device has changed.

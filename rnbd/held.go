@@ -53,7 +53,8 @@ func (h *handle) storeOf() any {
 // same tells whether a name that led to g leads to the same store with n. The number of a
 // file's device is another one when its file system was mounted anew, that of a block device
 // when the machine was started: by its place it is known all the same. A file that was removed may have
-// left its number to another one, and one of a file system that is mounted in place of another may have it as well.
+// left its number to another one, and one of a file system that is mounted in place of another may have it as well; a block
+// device that has gone leaves its number, and its path, likewise.
 func (g *holding) same(n *holding) bool {
 	if g.born != n.born && g.born != 0 && n.born != 0 {
 		return false

@@ -2,6 +2,7 @@ package rnbd
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -228,6 +229,58 @@ func TestMemoryThatBecameAFile(t *testing.T) {
 		wantState(t, "a file has its name", va, Closed)
 		if rdserr.Errno(late.Err) != rdserr.Errno(ErrStale) || begins(t, path) != was {
 			t.Errorf("kernel %v, the %v that waited: %v; the file begins with %d, and did with %d", c.kernel, c.op, late.Err, begins(t, path), was)
+		}
+	}
+}
+
+// disk is a block device, whose number and name of itself are those that are said.
+type disk struct {
+	*blk.File
+	id   blk.FileID
+	born int64
+}
+
+func (d *disk) ID() blk.FileID { return d.id }
+func (d *disk) Born() int64    { return d.born }
+
+// TestAnotherDisk: a block device that has got the number of another, or its path after a start of the machine, is not that one.
+func TestAnotherDisk(t *testing.T) {
+	for _, c := range []struct {
+		what        string
+		boot        uint64
+		number, own int64
+		same        bool
+	}{
+		{"nothing has changed", 7, 0, 0, true},
+		{"another has its number", 7, 0, 1, false},
+		{"the machine was started, and it has another number", 8, 1, 0, true},
+		{"the machine was started, and another has its path", 8, 1, 1, false},
+		{"the machine was started, and another has its path and number", 8, 0, 1, false},
+	} {
+		path := filepath.Join(t.TempDir(), "d")
+		writeFile(t, path, 1<<20)
+		is := disk{id: blk.FileID{Dev: 5, Block: true}, born: 9}
+		exp := &Export{Name: "d", Path: path, Open: func(path string, o blk.FileOptions) (blk.Device, error) {
+			f, err := blk.OpenFile(path, o)
+			d := is
+			d.File = f
+			return &d, err
+		}}
+		w := newWorld(t, ServerConfig{Boot: 7, Notes: true})
+		w.export(exp)
+		a := w.client("a")
+		va := a.mustMap("d", rw)
+		a.cut()
+		late := &blk.Request{Op: blk.OpWrite, Len: 512, Buf: make([]byte, 512)}
+		a.submit(va, late)
+		w.run()
+		past, held := w.srv.Past(), w.srv.Held()
+		past[0].Earlier, held[0].Earlier = c.boot != 7, c.boot != 7
+		is.id.Dev, is.born = is.id.Dev+uint64(c.number), is.born+c.own
+		w.restart(ServerConfig{Boot: c.boot, Past: past, Held: held, Notes: true}, exp)
+		a.connect()
+		if errors.Is(late.Err, ErrStale) == c.same || (begins(t, path) == 0) != c.same {
+			t.Errorf("%s: the write that waited: %v; the device begins with %d", c.what, late.Err, begins(t, path))
 		}
 	}
 }
