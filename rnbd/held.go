@@ -83,6 +83,9 @@ func (s *Server) holds(o *Opening) (another bool) {
 	}
 	o.held = !known
 	s.hold(h)
+	if known && (was.store != n.store || was.born != n.born || was.where != n.where || was.earlier) {
+		s.env.Keep() // by what was known of it another may be taken for it later
+	}
 	return false
 }
 

@@ -358,6 +358,34 @@ func TestTheSameStore(t *testing.T) {
 	}
 }
 
+// TestHoldingIsKept: what is known of a store now is written down when its session is back, and not what an earlier version or an earlier
+// start of the machine knew.
+func TestHoldingIsKept(t *testing.T) {
+	for what, change := range map[string]func(g *Held){
+		"nothing has changed":              nil,
+		"when it was made was not known":   func(g *Held) { g.Born = 0 },
+		"the machine was started":          func(g *Held) { g.Earlier = true },
+		"its file system was mounted anew": func(g *Held) { g.ID.Dev += 5 },
+		"it was known by another path":     func(g *Held) { g.Where += "x" },
+	} {
+		for _, access := range []rnbdwire.Access{rw, ro} {
+			w, a, va, path, _ := away(t, false, access)
+			born(t, path)
+			held, is := w.srv.Held(), w.srv.Held()[0]
+			if change != nil {
+				change(&held[0])
+			}
+			w.restart(ServerConfig{Boot: 7, Past: w.srv.Past(), Held: held, Notes: true}, &Export{Name: "d", Path: path})
+			kept := w.kept
+			a.connect()
+			wantState(t, what, va, Open)
+			if got := w.srv.Held(); (w.kept > kept) != (change != nil) || len(got) != 1 || got[0] != is {
+				t.Errorf("%s, %v: kept %d times; held %+v, want %+v", what, access, w.kept-kept, got, is)
+			}
+		}
+	}
+}
+
 // TestHolding: which stores are taken for the same.
 func TestHolding(t *testing.T) {
 	file, disk := blk.FileID{Dev: 1, Ino: 2}, blk.FileID{Dev: 1, Block: true}
