@@ -85,7 +85,7 @@ type operand struct {
 	mapped bool   // file is the device of a mapping
 	absent bool   // it is a volume that nothing usable is mapped of
 	unused error  // why not the mapping there is
-	id     string // of the mapping there is
+	at     string // where it is: the device or the URI of the mapping there is, or the path of a file
 	volume image.Volume
 	source *image.File
 	target *image.File
@@ -182,7 +182,7 @@ func (a *app) openOperands(ctx context.Context, src, dst *operand, o copyOptions
 	}
 	from, read, _ := parseVolume("volume", src.arg)
 	to, written, _ := parseVolume("volume", dst.arg)
-	if src.id != "" && src.id == dst.id || src.absent && dst.absent && from == to && read == written {
+	if src.at != "" && src.at == dst.at || src.absent && dst.absent && from == to && read == written {
 		// Who writes it meanwhile would have older blocks over newer ones.
 		return usagef("%s and %s are the same volume", src.arg, dst.arg)
 	}
@@ -241,7 +241,7 @@ func (a *app) resolve(ctx context.Context, x *operand) error {
 		if path == "" {
 			return usagef("%q names no file", x.arg)
 		}
-		x.file = path
+		x.file, x.at = path, path
 		return nil
 	}
 	if strings.HasPrefix(x.arg, "nbd+unix:") {
@@ -254,7 +254,7 @@ func (a *app) resolve(ctx context.Context, x *operand) error {
 	remote := strings.Contains(head, ":")
 	st, err := os.Stat(x.arg)
 	if !remote && (strings.Contains(x.arg, "/") || err == nil) && (err != nil || st.Mode().Type() != fs.ModeSocket) {
-		x.file = x.arg
+		x.file, x.at = x.arg, x.arg
 		return nil
 	}
 	if remote {
@@ -267,9 +267,6 @@ func (a *app) resolve(ctx context.Context, x *operand) error {
 		bounded, cancel := a.bounded(ctx)
 		defer cancel()
 		m, err := v.Mapping(bounded, x.arg)
-		if err == nil {
-			x.id = m.ID
-		}
 		switch {
 		case err == nil && copys(m) != nil:
 			return copys(m)
@@ -280,7 +277,7 @@ func (a *app) resolve(ctx context.Context, x *operand) error {
 		case err == nil && unusable(m) != nil:
 			return unusable(m)
 		case err == nil && m.Attach == rdsd.AttachNBD:
-			x.file, x.mapped = m.Device, true
+			x.file, x.at, x.mapped = m.Device, m.Device, true
 			return nil
 		case err == nil:
 			return x.connect(bounded, m.URI)
@@ -366,6 +363,9 @@ func (x *operand) connect(ctx context.Context, uri string) error {
 		return fmt.Errorf("%s: %w", x.arg, err)
 	}
 	x.volume = image.Volume{Client: c}
+	if socket, name, err := nbd.ParseURI(uri); err == nil { // it may be written in several ways
+		x.at = nbd.URI(socket, name)
+	}
 	return nil
 }
 
