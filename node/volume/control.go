@@ -21,10 +21,14 @@ func (h *Host) Unmap(ctx context.Context, what string, force bool) error {
 	h.mu.Lock()
 	m, err := h.find(what)
 	var f Front
+	var both error
 	if err == nil {
-		f = m.front
+		f, both = m.front, h.alsoLeft(what, m)
 	}
 	h.mu.Unlock()
+	if both != nil {
+		return both
+	}
 	if err != nil {
 		if err := h.endLeft(what, err); err != nil {
 			return err

@@ -114,6 +114,19 @@ func (h *Host) findLeft(what string, err error) (*leftover, error) {
 	return found, nil
 }
 
+// alsoLeft is an error if what, by which m was found, is the NODE:NAME of a mapping that was left as well: either may be meant. mu is held.
+func (h *Host) alsoLeft(what string, m *mapping) error {
+	if what == m.id || !names(what, m.spec.Node, m.spec.Name) {
+		return nil
+	}
+	for _, l := range h.left() {
+		if l.mapping != nil && names(what, l.mapping.Node, l.mapping.Name) {
+			return manyMappings(what, m.id, l.mapping.ID)
+		}
+	}
+	return nil
+}
+
 // endLeft forgets a mapping that was left, found as by findLeft.
 func (h *Host) endLeft(what string, err error) error {
 	h.mu.Lock()

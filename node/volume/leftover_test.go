@@ -264,3 +264,29 @@ func TestLeftMappingsOfOneName(t *testing.T) {
 	}
 	is(t, "none of that name", client.h.Unmap(testCtx(t), what, false), syscall.ENOENT, "no mapping")
 }
+
+// TestLeftAndThereOfOneName: nor does it end one that is there where one that was left may be meant.
+func TestLeftAndThereOfOneName(t *testing.T) {
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	server.start()
+	client.start()
+	mustExport(t, server.h, file(t, "a", 1<<20))
+	for _, session := range []string{"one", "two"} {
+		mustMap(t, client.h, MapSpec{Node: server.node(), Name: "a", Session: session, Access: AccessRO, Persist: true})
+	}
+	client.stop()
+	client.cfg.MaxMappings = 1
+	client.start()
+	back(t, client, "v1")
+	what := server.node() + ":a"
+	is(t, "one that is there and one that was left", client.h.Unmap(testCtx(t), what, false), syscall.EINVAL, "v1, v2")
+	for _, what := range []string{"v2", what} {
+		if err := client.h.Unmap(testCtx(t), what, false); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if l := client.h.Mappings(); len(l) != 0 {
+		t.Errorf("there are %+v", l)
+	}
+}
