@@ -330,7 +330,7 @@ func (n *Node) listenClients() (local, rings, remote net.Listener, err error) {
 	if a.RemoteListen == "" {
 		return local, rings, nil, nil
 	}
-	if remote, err = net.Listen("tcp", a.RemoteListen); err != nil {
+	if remote, err = listenRemote(a.RemoteListen); err != nil {
 		return local, rings, nil, n.deps.Config.Failed("api.remote_listen", fmt.Errorf("api.remote_listen %s: %w", a.RemoteListen, err))
 	}
 	n.deps.Log.Warn("remote clients are neither encrypted nor identified (api.insecure)", "listen", remote.Addr().String())

@@ -3,6 +3,7 @@ package service
 import (
 	"context"
 	"log/slog"
+	"math"
 	"net"
 	"time"
 
@@ -144,12 +145,11 @@ func (f *Front) newServer(register func(grpc.ServiceRegistrar), local bool) *grp
 	onPanic := recovery.WithRecoveryHandlerContext(func(_ context.Context, p any) error {
 		return rdserr.With(rdserr.ErrIO, "%v", f.deps.Guard.Caught(guard.Call, p))
 	})
-	keep := keepalive.ServerParameters{}
-	if !local { // a Unix socket tells by itself; a stopped local reader keeps its socket
-		keep = keepalive.ServerParameters{Time: time.Minute, Timeout: 20 * time.Second}
-	}
 	s := grpc.NewServer(
-		grpc.KeepaliveParams(keep),
+		// Never; where no time is named it is two hours. gRPC compares times of day for it: once the clock
+		// is set back by more than it waits, it would close each connection. A Unix socket tells by itself
+		// who is gone, and so does TCP (node.listenRemote); a stopped reader on this machine keeps its socket.
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: math.MaxInt64}),
 		grpc.Creds(&peerCreds{clients: f.deps.Users, calls: f.calls, guard: f.deps.Guard, memory: f.deps.Memory, closers: f.closers, tolls: &f.deps.Tolls}),
 		// What stands unread on a stream is bounded by its window, which does not
 		// grow by itself. For a message larger than that gRPC gives more when it

@@ -14,7 +14,6 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/experimental"
-	"google.golang.org/grpc/keepalive"
 
 	"github.com/rdsd/rdsd/internal/msgpool"
 	"github.com/rdsd/rdsd/rdserr"
@@ -58,7 +57,8 @@ type clientConfig struct {
 }
 
 // WithDialOptions adds options of grpc-go: other credentials, a dialer,
-// interceptors for the admin calls. They come after the SDK's own and win.
+// interceptors for the admin calls. They come after the SDK's own and win: with other
+// credentials it is for whoever brings them to notice that a daemon on another machine is gone.
 func WithDialOptions(opts ...grpc.DialOption) Option {
 	return func(c *clientConfig) { c.dial = append(c.dial, opts...) }
 }
@@ -71,7 +71,7 @@ func WithDialOptions(opts ...grpc.DialOption) Option {
 func Dial(target string, opts ...Option) (*Client, error) {
 	target = resolveTarget(target)
 	cfg := clientConfig{dial: []grpc.DialOption{
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithTransportCredentials(listening{insecure.NewCredentials()}),
 		grpc.WithDisableRetry(),
 		grpc.WithChainUnaryInterceptor(sayWhyNoDaemon(target)),
 		experimental.WithBufferPool(msgpool.Pool),
@@ -86,8 +86,6 @@ func Dial(target string, opts ...Option) (*Client, error) {
 			Backoff:           backoff.Config{BaseDelay: backoffMin, Multiplier: 2, Jitter: 0.5, MaxDelay: backoffMax},
 			MinConnectTimeout: 5 * time.Second,
 		}),
-		// A daemon that is stopped, not dead, is noticed after Time+Timeout.
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 20 * time.Second}),
 	}}
 	for _, o := range opts {
 		o(&cfg)
