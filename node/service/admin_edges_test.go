@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
 	"google.golang.org/grpc"
 
@@ -304,6 +305,33 @@ func TestListErrors(t *testing.T) {
 	}
 	if r.GetError()[1].GetWarning() || r.GetError()[2].GetWarning() {
 		t.Error("an error is told as a warning")
+	}
+}
+
+// TestListErrorsClockSet: how long ago a line was counts by a clock that nobody sets, and the time that is told is that long ago.
+func TestListErrorsClockSet(t *testing.T) {
+	for _, set := range []time.Duration{-3 * time.Hour, 3 * time.Hour} {
+		n := newWorld(t, clienttest.Config(t), world{})
+		// What a clock said that was set by so much since: the seconds of a time.Time with a reading of the
+		// monotonic clock are above the 30 bits of its nanoseconds.
+		then := time.Now()
+		*(*uint64)(unsafe.Pointer(&then)) -= uint64(set/time.Second) << 30
+		if d := then.Round(0).Sub(time.Now().Round(0)) + set; d < -time.Minute || d > time.Minute {
+			t.Fatalf("the time of before is %v off", d)
+		}
+		n.services.deps.Errors = func() ([]LoggedError, uint64) {
+			return []LoggedError{{Message: "m", First: then, Last: then, Count: 1}}, 0
+		}
+		r, err := (&adminServer{front: n.services}).ListErrors(t.Context(), &rdsdv1.ListErrorsRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		e := r.GetError()[0]
+		for _, ns := range []int64{e.GetFirstUnixNs(), e.GetLastUnixNs()} {
+			if d := time.Since(time.Unix(0, ns)); d < -time.Minute || d > time.Minute {
+				t.Errorf("clock set by %v: a line of now was %v ago", set, d)
+			}
+		}
 	}
 }
 

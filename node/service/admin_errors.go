@@ -21,6 +21,7 @@ type LoggedError struct {
 func (a *adminServer) ListErrors(context.Context, *rdsdv1.ListErrorsRequest) (*rdsdv1.ListErrorsResponse, error) {
 	list, forgotten := a.front.deps.Errors()
 	var out []*rdsdv1.LoggedError
+	now := time.Now()
 	for i := range list {
 		e := &list[i]
 		m := &rdsdv1.LoggedError{}
@@ -28,8 +29,8 @@ func (a *adminServer) ListErrors(context.Context, *rdsdv1.ListErrorsRequest) (*r
 		m.SetMessage(text(e.Message))
 		m.SetSubject(text(e.Subject))
 		m.SetError(text(e.Why))
-		m.SetFirstUnixNs(e.First.UnixNano())
-		m.SetLastUnixNs(e.Last.UnixNano())
+		m.SetFirstUnixNs(byClock(now, e.First).UnixNano())
+		m.SetLastUnixNs(byClock(now, e.Last).UnixNano())
 		m.SetCount(e.Count)
 		out = append(out, m)
 	}
@@ -38,3 +39,7 @@ func (a *adminServer) ListErrors(context.Context, *rdsdv1.ListErrorsRequest) (*r
 	resp.SetForgotten(forgotten)
 	return resp, nil
 }
+
+// byClock is then by the time of day that now is: whoever reads it makes of it how long ago that was, and
+// the clock may have been set since.
+func byClock(now, then time.Time) time.Time { return now.Add(-now.Sub(then)) }

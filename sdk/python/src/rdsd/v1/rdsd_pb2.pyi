@@ -2399,7 +2399,7 @@ class LoggedError(_message.Message):
     error: _builtins.str
     """why, as the last line said; may be empty"""
     first_unix_ns: _builtins.int
-    """of the wall clock, for reading"""
+    """of the wall clock as it is now, for reading"""
     last_unix_ns: _builtins.int
     count: _builtins.int
     """lines, with those log.lines_per_second left out"""
