@@ -271,6 +271,7 @@ func (s *Server) detach(h *handle) {
 		}
 	}
 	if st.owner == nil || s.exports[st.owner.Name] != st.owner {
+		s.ended(st.owner, v.id)
 		s.env.Close(h.place(), st.dev) // an export's Device stays with it
 	}
 }

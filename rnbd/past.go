@@ -197,6 +197,14 @@ func (s *Server) closed(id any) {
 	}
 }
 
+// ended forgets a volume whose content ends with the device of owner, which is closed: nobody can open it
+// again. What is remembered of it would keep the device, and be in the way of what can be missed.
+func (s *Server) ended(owner *Export, id any) {
+	if owner != nil && owner.Volatile && s.volumes[id] == nil {
+		delete(s.past, id)
+	}
+}
+
 // recall takes up what an earlier start of the machine knew of a volume, which it finds by
 // where it is: the number of its device may be another one now. Of the syncs that failed then
 // nothing is left to tell: the machine's start says more (Boot).

@@ -430,6 +430,61 @@ func TestForgottenFirst(t *testing.T) {
 	}
 }
 
+// TestPastEndsWithDevice: what is remembered of a memory volume ends with its export, whoever has it last. It would keep the
+// device for good, and in the end push out what has to be told of files.
+func TestPastEndsWithDevice(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f")
+	writeFile(t, path, 1<<20)
+	w := newWorld(t, ServerConfig{Boot: 7})
+	w.export(&Export{Name: "d", Path: path})
+	b := w.client("b")
+	unmap := func(v *Volume) {
+		if err := v.Unmap(w.now); err != nil {
+			t.Fatal(err)
+		}
+		w.run()
+	}
+	unmap(b.mustMap("d", rw))
+	a := w.client("a")
+	ends := []func(e *Export){
+		func(e *Export) { // the session has closed it
+			v := a.mustMap(e.Name, rw)
+			unmap(v)
+			if err := w.srv.Unexport(w.now, e); err != nil {
+				t.Fatal(err)
+			}
+		},
+		func(e *Export) { // it is taken from the session
+			v := a.mustMap(e.Name, rw)
+			if err := w.srv.ForceUnexport(w.now, e); err != nil {
+				t.Fatal(err)
+			}
+			w.run()
+			unmap(v)
+		},
+		func(e *Export) { // nobody had it
+			if err := w.srv.Unexport(w.now, e); err != nil {
+				t.Fatal(err)
+			}
+		},
+	}
+	for i := range 3 * 100 {
+		m, err := blk.NewMem(blk.MemOptions{Size: 1 << 20})
+		if err != nil {
+			t.Fatal(err)
+		}
+		e := &Export{Name: "m", Device: m, Volatile: true}
+		w.export(e)
+		ends[i%len(ends)](e)
+	}
+	if n := len(w.srv.past); n != 1 {
+		t.Errorf("%d volumes are remembered; want the file alone", n)
+	}
+	if n := len(w.closed); n < 300 {
+		t.Errorf("%d devices were closed", n)
+	}
+}
+
 // TestForgottenInTurn: of those that are needed all the same the first goes first, also after a start.
 func TestForgottenInTurn(t *testing.T) {
 	ids := []blk.FileID{{Ino: 9}, {Ino: 2}, {Ino: 5}, {Ino: 1}}

@@ -143,7 +143,11 @@ func (s *Server) ForceClose(now time.Duration, e *rtrs.ServerSession, name strin
 
 func (s *Server) unexport(e *Export) {
 	delete(s.exports, e.Name)
-	if e.Device != nil && s.volumes[identity(e.Device)] == nil {
+	if e.Device == nil {
+		return
+	}
+	if id := identity(e.Device); s.volumes[id] == nil {
+		s.ended(e, id)
 		s.env.Close(e, e.Device) // else with the last that uses it
 	}
 }
