@@ -74,6 +74,7 @@ func Dial(target string, opts ...Option) (*Client, error) {
 		grpc.WithTransportCredentials(listening{insecure.NewCredentials()}),
 		grpc.WithDisableRetry(),
 		grpc.WithChainUnaryInterceptor(sayWhyNoDaemon(target)),
+		grpc.WithChainStreamInterceptor(sayWhyNoStream(target)),
 		experimental.WithBufferPool(msgpool.Pool),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxRecvMsgBytes)),
 		// With windows of its own choice grpc-go sends a ping for every message that comes when
@@ -84,7 +85,7 @@ func Dial(target string, opts ...Option) (*Client, error) {
 		// one keeps the channel's from being slower than theirs.
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: backoffMin, Multiplier: 2, Jitter: 0.5, MaxDelay: backoffMax},
-			MinConnectTimeout: 5 * time.Second,
+			MinConnectTimeout: connectTime(target),
 		}),
 	}}
 	for _, o := range opts {
@@ -107,6 +108,16 @@ func Dial(target string, opts ...Option) (*Client, error) {
 		return fail(rdserr.With(rdserr.ErrInvalid, "target %q: %v", target, err))
 	}
 	return &Client{target: target, frontEnd: cfg.frontEnd, conn: conn, sockets: make(map[*Socket]struct{})}, nil
+}
+
+// connectTime is how long one attempt to connect may take. A daemon of this machine that stands still has
+// so long for the first word that what ends a call before is its context; one that dies ends the attempt at once.
+// Another machine may be gone without a word.
+func connectTime(target string) time.Duration {
+	if _, local := ringsPath(target); local {
+		return silentTime
+	}
+	return 5 * time.Second
 }
 
 func resolveTarget(target string) string {

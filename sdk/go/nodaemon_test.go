@@ -1,13 +1,16 @@
 package rdsd
 
 import (
+	"context"
 	"errors"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -48,6 +51,58 @@ func TestNoDaemonSaysWhatWouldBeRight(t *testing.T) {
 	for _, other := range []string{"dns:///n:1", "unix-abstract:x"} {
 		if why := whyNoDaemon(other); why != "" {
 			t.Errorf("%s: %s", other, why)
+		}
+	}
+}
+
+// TestStillDaemon: a call of a daemon that was stopped ends with its context, and in the words of that, whether it had a
+// connection or not; and one that the daemon ends instead of answering it is not told of in gRPC's words.
+func TestStillDaemon(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c, err := Dial(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	calls := func(ctx context.Context) []error {
+		errs := make([]error, 2)
+		var wg sync.WaitGroup
+		wg.Go(func() { _, errs[0] = c.Admin().Status(ctx) })
+		wg.Go(func() {
+			for _, err := range c.Admin().WatchCongestion(ctx) {
+				errs[1] = err
+			}
+		})
+		wg.Wait()
+		return errs
+	}
+	// Longer than gRPC's own patience was.
+	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
+	defer cancel()
+	for _, err := range calls(ctx) {
+		if !errors.Is(err, rdserr.ErrTimeout) || !strings.HasSuffix(err.Error(), "the deadline passed") {
+			t.Errorf("while it stands still: %v", err)
+		}
+	}
+	go func() { // ends with l
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			c.Close()
+		}
+	}()
+	// A call may meet the end of the connection that it begins to use.
+	for _, err := range calls(t.Context()) {
+		if !errors.Is(err, rdserr.ErrShutdown) || !strings.Contains(err.Error(), "does not answer, or has ended the connection") {
+			t.Errorf("when it ends the connection: %v", err)
 		}
 	}
 }
