@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"net/netip"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -16,7 +18,14 @@ import (
 
 // dial opens a client of the daemon this invocation talks to.
 func (a *app) dial(ctx context.Context) (*rdsd.Client, error) {
-	return dialTarget(ctx, dial.Target(a.socket))
+	return a.dialAt(ctx, dial.Target(a.socket))
+}
+
+// dialAt is dial of the daemon at target, within --timeout.
+func (a *app) dialAt(ctx context.Context, target string) (*rdsd.Client, error) {
+	ctx, cancel := a.bounded(ctx)
+	defer cancel()
+	return dialTarget(ctx, target)
 }
 
 func dialTarget(ctx context.Context, target string) (*rdsd.Client, error) {
@@ -65,6 +74,26 @@ func (a *app) adminStream(ctx context.Context, fn func(context.Context, *rdsd.Ad
 	}
 	defer c.Close()
 	return dial.Cause(fn(ctx, c.Admin()))
+}
+
+// opened begins to watch, and waits for --timeout at most until the daemon does. Watching itself has no end but ctx's.
+func opened[T any](ctx context.Context, a *app, open func(context.Context) iter.Seq2[T, error]) iter.Seq2[T, error] {
+	watch, cancel := context.WithCancel(ctx)
+	inTime := func() bool { return true }
+	if a.timeout > 0 {
+		inTime = time.AfterFunc(a.timeout, cancel).Stop
+	}
+	seq := open(watch)
+	late := !inTime()
+	return func(yield func(T, error) bool) {
+		defer cancel()
+		if late {
+			var none T
+			yield(none, context.DeadlineExceeded)
+			return
+		}
+		seq(yield)
+	}
 }
 
 // localAddrs are the RDS addresses of the daemon behind c.

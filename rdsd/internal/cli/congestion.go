@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"iter"
 	"net/netip"
 
 	"github.com/spf13/cobra"
@@ -134,7 +135,10 @@ func (a *app) printCulprits(list []rdsd.CongestedPort) {
 }
 
 func (a *app) watchCongestion(ctx context.Context, c *rdsd.Admin) error {
-	for n, err := range c.WatchCongestion(ctx, rdsd.WatchCurrent()) {
+	notices := opened(ctx, a, func(ctx context.Context) iter.Seq2[rdsd.CongestionNotice, error] {
+		return c.WatchCongestion(ctx, rdsd.WatchCurrent())
+	})
+	for n, err := range notices {
 		if err != nil {
 			return interrupted(ctx, err)
 		}

@@ -102,7 +102,9 @@ func (a *app) watchCounters(ctx context.Context, c *rdsd.Admin, of netip.Addr, i
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for first := true; ; first = false {
-		list, err := c.Counters(ctx, of)
+		look, cancel := a.bounded(ctx)
+		list, err := c.Counters(look, of)
+		cancel()
 		if err != nil {
 			return interrupted(ctx, err)
 		}

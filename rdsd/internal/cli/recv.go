@@ -96,17 +96,24 @@ func (a *app) recv(ctx context.Context, o recvOptions) error {
 	return nil
 }
 
+// bindRecv binds the socket of a command that receives, within --timeout. That of recv is about datagrams, and a.timeout
+// the usual time.
 func (a *app) bindRecv(ctx context.Context, c *rdsd.Client, local netip.AddrPort) (*rdsd.Socket, error) {
-	// --timeout of recv is about datagrams; the daemon has its usual time.
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	ctx, cancel := a.bounded(ctx)
 	defer cancel()
+	said := func(err error) error {
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			return withCode(exitTimeout, fmt.Errorf("the daemon has not answered for %v", a.timeout))
+		}
+		return dial.Cause(err)
+	}
 	local, err := chooseLocal(ctx, c, local, netip.Addr{})
 	if err != nil {
-		return nil, err
+		return nil, said(err)
 	}
 	s, err := c.Bind(ctx, local, rdsd.WithLabel("rdsd recv"))
 	if err != nil {
-		return nil, fmt.Errorf("cannot bind %s: %w", local, dial.Cause(err))
+		return nil, fmt.Errorf("cannot bind %s: %w", local, said(err))
 	}
 	return s, nil
 }

@@ -56,6 +56,7 @@ func TestScripts(t *testing.T) {
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"exits":    cmdExits,
 			"fake":     cmdFake,
+			"still":    cmdStill,
 			"daemon":   cmdDaemon,
 			"bound":    cmdBound,
 			"sleeper":  cmdSleeper,
@@ -124,6 +125,13 @@ func cmdFake(ts *testscript.TestScript, _ bool, _ []string) {
 	stop, err := serveFake(ts.Getenv("RDSD_SOCKET"))
 	ts.Check(err)
 	ts.Defer(stop)
+}
+
+// cmdStill is `still`: a daemon at RDSD_SOCKET that stands still. The kernel takes connections for it.
+func cmdStill(ts *testscript.TestScript, _ bool, _ []string) {
+	l, err := net.Listen("unix", ts.Getenv("RDSD_SOCKET"))
+	ts.Check(err)
+	ts.Defer(func() { l.Close() })
 }
 
 // nextAddr gives every daemon of the tests its own loopback address.

@@ -173,11 +173,13 @@ func (a *app) printReport(r load.Report) {
 // stressPeer runs the listening end on another daemon; the function it returns
 // ends it.
 func (a *app) stressPeer(ctx context.Context, o stressOptions) (func(), error) {
-	c, err := dialTarget(ctx, o.peerSocket)
+	c, err := a.dialAt(ctx, o.peerSocket)
 	if err != nil {
 		return nil, err
 	}
-	sock, err := c.Bind(ctx, o.cfg.To, rdsd.WithLabel("rdsd stress"))
+	bctx, bound := a.bounded(ctx)
+	sock, err := c.Bind(bctx, o.cfg.To, rdsd.WithLabel("rdsd stress"))
+	bound()
 	if err != nil {
 		c.Close()
 		return nil, fmt.Errorf("cannot bind %s at --peer-socket: %w", o.cfg.To, dial.Cause(err))

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"iter"
 	"net/netip"
 	"net/url"
 	"os"
@@ -190,7 +191,7 @@ func (a *app) kinds(targets []string) map[netip.Addr]rdsd.PeerKind {
 	defer cancel()
 	kinds := map[netip.Addr]rdsd.PeerKind{}
 	for _, target := range targets {
-		c, err := dialTarget(ctx, target)
+		c, err := a.dialAt(ctx, target)
 		if err != nil {
 			continue
 		}
@@ -210,12 +211,12 @@ func (a *app) gather(ctx context.Context, l *journey.Log, targets []string, o *t
 	reports := make(chan told, 16)
 	// The other node's first: whatever leaves here is then told of there as well.
 	for i := len(targets) - 1; i >= 0; i-- {
-		c, err := dialTarget(ctx, targets[i])
+		c, err := a.dialAt(ctx, targets[i])
 		if err != nil {
 			return err
 		}
 		defer c.Close()
-		seq := c.Admin().Trace(watch, f)
+		seq := opened(watch, a, func(ctx context.Context) iter.Seq2[rdsd.TraceReport, error] { return c.Admin().Trace(ctx, f) })
 		go func() { // ends with watch
 			for r, err := range seq {
 				select {

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"iter"
 	"strings"
 	"text/tabwriter"
 
@@ -54,7 +55,8 @@ passed over in silence.`,
 
 func (a *app) followEvents(ctx context.Context, v *rdsd.Volumes, count uint64, opts []rdsd.WatchOption) error {
 	n := uint64(0)
-	for e, err := range v.Watch(ctx, opts...) {
+	events := opened(ctx, a, func(ctx context.Context) iter.Seq2[*rdsd.VolumeEvent, error] { return v.Watch(ctx, opts...) })
+	for e, err := range events {
 		if err != nil {
 			return interrupted(ctx, dial.Cause(err))
 		}
