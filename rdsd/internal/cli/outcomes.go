@@ -31,6 +31,9 @@ type verdict struct {
 	reason string
 }
 
+// noSuchPort is the reason of a datagram to a port that nobody has bound.
+const noSuchPort = "no such port"
+
 // undecided is the reason of what the command could not wait for.
 const undecided = "not decided when the command ended"
 
@@ -136,7 +139,7 @@ func (o *outcomes) why(dst netip.AddrPort) string {
 			continue
 		}
 		reason := v.reason
-		if reason == "no such port" {
+		if reason == noSuchPort {
 			reason = fmt.Sprintf("nobody has bound %s", dst)
 		}
 		l = append(l, fmt.Sprintf("%d %s (%s)", o.counted[v], v.kind, reason))

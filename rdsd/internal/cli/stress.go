@@ -1,10 +1,14 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -152,9 +156,40 @@ func (a *app) stressSend(ctx context.Context, o stressOptions) error {
 	case err != nil:
 		return err
 	case total.Damaged+total.Failed+total.Missing > 0:
-		return withCode(exitIncomplete, fmt.Errorf("%d damaged, %d failed, %d missing of %d sent", total.Damaged, total.Failed, total.Missing, total.Sent))
+		return withCode(exitIncomplete, fmt.Errorf("%d damaged, %d failed, %d missing of %d sent%s", total.Damaged, total.Failed, total.Missing, total.Sent, a.whyNotDone(ctx, c, o.cfg, total)))
 	}
 	return nil
+}
+
+// whyNotDone says why datagrams of a run failed, or have no answer, and what would be right; "" if nobody knows.
+func (a *app) whyNotDone(ctx context.Context, c *rdsd.Client, cfg load.Config, total load.Report) string {
+	reasons := total.Reasons
+	if cfg.Mode == load.RequestAck && total.Missing > 0 {
+		// Also after Ctrl-C.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cmp.Or(a.timeout, 5*time.Second))
+		defer cancel()
+		switch o, err := load.Probe(ctx, c, cfg); {
+		case errors.Is(err, context.DeadlineExceeded):
+			return fmt.Sprintf("; %s acknowledges nothing now: rdsd peers --remote %s says why", cfg.To.Addr(), cfg.To.Addr())
+		case err != nil || o.Kind == rdsd.Delivered:
+			return ""
+		default:
+			reasons = map[string]uint64{o.Reason: total.Missing}
+		}
+	}
+	var l []string
+	for _, r := range slices.Sorted(maps.Keys(reasons)) {
+		switch {
+		case r == noSuchPort:
+			l = append(l, fmt.Sprintf("nobody has bound %s; there has to be an 'rdsd stress --listen %s' at its node", cfg.To, cfg.To))
+		case r != "":
+			l = append(l, r)
+		}
+	}
+	if len(l) == 0 {
+		return ""
+	}
+	return ": " + strings.Join(l, ", ")
 }
 
 func (a *app) printReport(r load.Report) {

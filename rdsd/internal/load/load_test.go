@@ -105,13 +105,13 @@ func TestMeter(t *testing.T) {
 	for i := range 8 {
 		m.done(1000, time.Duration(i+1)*time.Millisecond)
 	}
-	m.failed()
+	m.failed("no such port")
 	if r := m.interval(); r.Sent != 10 || r.Done != 8 || r.Failed != 1 || r.Bytes != 8000 || r.Final {
 		t.Errorf("interval %+v", r)
 	}
 	m.damaged()
 	r := m.total()
-	if !r.Final || r.Sent != 10 || r.Done != 8 || r.Missing != 1 || r.Damaged != 1 {
+	if !r.Final || r.Sent != 10 || r.Done != 8 || r.Missing != 1 || r.Damaged != 1 || r.Reasons["no such port"] != 1 {
 		t.Errorf("total %+v", r)
 	}
 	if p50 := time.Duration(r.P50); p50 < 3900*time.Microsecond || p50 > 4100*time.Microsecond {

@@ -1,6 +1,7 @@
 package load
 
 import (
+	"maps"
 	"sync"
 	"time"
 
@@ -26,6 +27,8 @@ type Report struct {
 	P99       int64   `json:"p99_ns"`
 	P999      int64   `json:"p999_ns"`
 	Max       int64   `json:"max_ns"`
+
+	Reasons map[string]uint64 `json:"-"` // Final: of how many that failed which was the outcome's reason
 }
 
 // meter collects the results of all tasks.
@@ -35,12 +38,13 @@ type meter struct {
 	mu         sync.Mutex
 	now, all   Report                  // guarded by mu; now: this interval
 	hNow, hAll *hdrhistogram.Histogram // guarded by mu
+	reasons    map[string]uint64       // guarded by mu; of all that failed
 	last, end  time.Time               // guarded by mu; end: when it was frozen
 }
 
 func newMeter(start time.Time) *meter {
 	h := func() *hdrhistogram.Histogram { return hdrhistogram.New(1, int64(time.Minute), 3) }
-	return &meter{start: start, last: start, hNow: h(), hAll: h()}
+	return &meter{start: start, last: start, hNow: h(), hAll: h(), reasons: map[string]uint64{}}
 }
 
 func (m *meter) sent(n int) {
@@ -59,9 +63,10 @@ func (m *meter) done(bytes int, latency time.Duration) {
 	m.mu.Unlock()
 }
 
-func (m *meter) failed() {
+func (m *meter) failed(reason string) {
 	m.mu.Lock()
 	m.now.Failed++
+	m.reasons[reason]++
 	m.mu.Unlock()
 }
 
@@ -111,6 +116,7 @@ func (m *meter) total() Report {
 	}
 	r := m.all
 	r.Final = true
+	r.Reasons = maps.Clone(m.reasons)
 	if r.Sent > r.Done+r.Failed {
 		r.Missing = r.Sent - r.Done - r.Failed
 	}

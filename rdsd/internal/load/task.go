@@ -241,7 +241,7 @@ func (t *task) takeOutcomes(ctx context.Context) error {
 		}
 		now := time.Now()
 		if o.Kind != rdsd.Delivered {
-			t.meter.failed()
+			t.meter.failed(o.Reason)
 			now = time.Time{}
 		}
 		t.mu.Lock()
