@@ -79,7 +79,7 @@ the daemon's user or a configured administrator.`,
 	f := cmd.Flags()
 	f.BoolVar(&o.memory, "memory", false, "memory of the daemon instead of a PATH; it ends with the daemon")
 	f.BoolVar(&o.create, "create", false, "make the file, sparse, if there is none")
-	f.StringVar(&o.size, "size", "", "of memory, or of the file to create: 4096, 512M, 20G")
+	f.StringVar(&o.size, "size", "", "of memory, or of the file to create: 4096, 512M, 20G; "+sizeHelp)
 	f.BoolVar(&o.readOnly, "read-only", false, "nobody may write")
 	f.BoolVar(&o.shared, "shared", false, "several nodes may write at a time; they have to agree among themselves")
 	f.StringVar(&o.block, "block", "", "logical block size, 512 or 4096 (default 512, or that of the device)")
@@ -229,8 +229,9 @@ func (a *app) volumeResizeCmd() *cobra.Command {
 		Use:   "resize VOLUME [SIZE]",
 		Short: "change the size of an export, or look what size it has now",
 		Long: `Give the store of an export (a file, memory) a new size, 30G or +10G, and tell the
-nodes that have it mapped. Without SIZE, or for a block device, look what size it
-has now. Making it smaller destroys what was behind; that takes --shrink.
+nodes that have it mapped. ` + sizeHelp + `.
+Without SIZE, or for a block device, look what size it has now. Making it smaller
+destroys what was behind; that takes --shrink.
 
 For a mapping there is no SIZE: the size is the other node's, and is taken over.
 Kernel devices change at once; NBD clients of a socket see it when they connect.

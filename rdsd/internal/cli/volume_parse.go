@@ -5,6 +5,7 @@ import (
 	"math/big"
 	"net"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -130,28 +131,34 @@ var (
 	onLossWords   = []rdsd.VolumeOnLoss{rdsd.OnLossWait, rdsd.OnLossError}
 )
 
-// sizeUnits are multiples of 1024; "10G", "10GiB" and "10GB" are the same, as
-// for truncate and lvcreate.
+// sizeUnits are multiples of 1024: "10G" and "10GiB" are the same, as for truncate and lvcreate.
 const sizeUnits = "KMGTP"
 
-// parseSize reads a number of bytes: "4096", "512M", "1.5G", "10GiB".
+// sizeHelp says so to whoever gives a size.
+const sizeHelp = "K, M, G, T and P, or KiB to PiB, are multiples of 1024"
+
+// sizeForm is a size: only digits and a point, for Rat would read more than that.
+var sizeForm = regexp.MustCompile(`^([0-9.]{1,30})([` + sizeUnits + `]I?)?(B?)$`)
+
+// parseSize reads a number of bytes: "4096", "512M", "1.5G", "10GiB". "10GB", 7 % less where it is a multiple
+// of 1000 as for truncate, is refused, as it is in the configuration: a volume's size should not be guessed.
 func parseSize(what, s string) (uint64, error) {
 	bad := func(why string) (uint64, error) {
 		return 0, usagef("%s %q: %s; write it as a number of bytes or as 512M, 1.5G, 2T (multiples of 1024)", what, s, why)
 	}
-	t := strings.ToUpper(strings.TrimSpace(s))
-	t = strings.TrimSuffix(strings.TrimSuffix(t, "B"), "I")
-	factor := int64(1)
-	if n := len(t); n > 0 {
-		if i := strings.IndexByte(sizeUnits, t[n-1]); i >= 0 {
-			factor, t = int64(1)<<(10*(i+1)), t[:n-1]
-		}
-	}
-	// Only digits and a point: Rat would read more than that.
-	if t == "" || strings.Trim(t, "0123456789.") != "" || len(t) > 30 {
+	m := sizeForm.FindStringSubmatch(strings.ToUpper(strings.TrimSpace(s)))
+	if m == nil {
 		return bad("that is not a size")
 	}
-	v, ok := new(big.Rat).SetString(t)
+	number, unit := m[1], m[2]
+	if len(unit) == 1 && m[3] != "" {
+		return 0, usagef("%s %q: %sB is a multiple of 1000 to some and of 1024 to others; %s%siB is of 1024, and a number alone is bytes", what, s, unit, number, unit)
+	}
+	factor := int64(1)
+	if unit != "" {
+		factor = int64(1) << (10 * (1 + strings.IndexByte(sizeUnits, unit[0])))
+	}
+	v, ok := new(big.Rat).SetString(number)
 	if !ok {
 		return bad("that is not a size")
 	}

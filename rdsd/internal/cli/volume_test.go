@@ -42,13 +42,13 @@ func TestParseVolume(t *testing.T) {
 
 func TestParseSize(t *testing.T) {
 	for s, want := range map[string]uint64{
-		"0": 0, "512": 512, "4k": 4096, "512M": 512 << 20, "1.5G": 3 << 29, "10GiB": 10 << 30, "2TB": 2 << 40, " 1G ": 1 << 30, "8P": 8 << 50, "7B": 7,
+		"0": 0, "512": 512, "4k": 4096, "512M": 512 << 20, "1.5G": 3 << 29, "10GiB": 10 << 30, "2TiB": 2 << 40, "2tib": 2 << 40, " 1G ": 1 << 30, "8P": 8 << 50, "7B": 7,
 	} {
 		if got, err := parseSize("S", s); got != want || err != nil {
 			t.Errorf("%q: %d, %v", s, got, err)
 		}
 	}
-	for _, s := range []string{"", "G", "-1", "1e3", "1.2.3", "0.3", "9000000P", "1X", "1/2", "0x10", "1 G", "∞", strings.Repeat("9", 40)} {
+	for _, s := range []string{"", "G", "-1", "1e3", "1.2.3", "0.3", "9000000P", "1X", "1GB", "1kB", "1.5MB", "KB", "1IB", "1I", "1KKB", "1GBB", "1BB", "1/2", "0x10", "1 G", "∞", strings.Repeat("9", 40)} {
 		if got, err := parseSize("S", s); exitOf(err) != exitUsage {
 			t.Errorf("%q: %d, %v", s, got, err)
 		}
