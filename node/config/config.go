@@ -47,6 +47,7 @@ type Config struct {
 	notes   []string
 	numbers map[string]string // numbers and booleans of the file, for error messages
 	capital []error           // keys of the file that are known but for capital letters
+	unread  map[string]bool   // keys whose value could not be read: what they hold nobody has asked for
 
 	stateDirectory string // what systemd has made for us, "" without it
 }

@@ -86,7 +86,7 @@ func Load(o LoadOptions) (*Config, error) {
 	errs = append(errs, c.applyEnv(env), c.applyFlags(o.Flags))
 	if err := errors.Join(errs...); err != nil {
 		// What is out of range is named with what cannot be read, so that all mistakes
-		// are mended at once. What could not be read has its default here, which is right.
+		// are mended at once. What could not be read is held against nothing (validator.add).
 		return nil, flatten(err, c.Validate())
 	}
 	if err := c.Validate(); err != nil {
@@ -145,7 +145,7 @@ const maxMistakes = 64
 // of a wrong type: its line is taken out, and the rest read again, so that all are
 // named. unreadable says that the file cannot be read as a whole.
 func (c *Config) decode(file string, data []byte) (errs []error, unreadable bool) {
-	c.file = file
+	c.file, c.unread = file, map[string]bool{}
 	var head struct {
 		Version *int `toml:"version"`
 	}
@@ -170,15 +170,59 @@ func (c *Config) decode(file string, data []byte) (errs []error, unreadable bool
 		}
 		line, told := c.tomlErrors(err)
 		errs = append(errs, told)
+		if e, ok := errors.AsType[*Error](told); ok && line > 0 {
+			c.noteUnread(e.Key, line)
+		}
 		if line < 1 || line > len(lines) || len(bytes.TrimSpace(lines[line-1])) == 0 {
 			break
 		}
 		lines[line-1] = []byte("\n")
 		if toml.Unmarshal(bytes.Join(lines, nil), &map[string]any{}) != nil {
-			break // the value had more lines than one
+			c.noteUnreadAfter(line) // the value had more lines than one
+			break
+		}
+		if len(errs) == maxMistakes {
+			c.noteUnreadAfter(line)
 		}
 	}
 	return errs, false
+}
+
+// noteUnread notes that the value of a key, which is without indexes, in a line could not be read.
+func (c *Config) noteUnread(key string, line int) {
+	for name, o := range c.origins {
+		if o.Line == line && indexes.ReplaceAllString(name, "") == key {
+			c.unread[name] = true
+			return
+		}
+	}
+	c.unread[key] = true // it has more lines than one, and this is not its first
+}
+
+// noteUnreadAfter notes that the reading of the file ended in a line.
+func (c *Config) noteUnreadAfter(line int) {
+	for name, o := range c.origins {
+		if o.Line > line {
+			c.unread[name] = true
+		}
+	}
+}
+
+// isUnread reports whether the value of a key could not be read, or that of one in the table which key names.
+func (c *Config) isUnread(key string) bool {
+	if key == "" {
+		return false
+	}
+	plain := indexes.ReplaceAllString(key, "")
+	if c.unread[key] || c.unread[plain] {
+		return true
+	}
+	for name, unread := range c.unread {
+		if unread && (strings.HasPrefix(name, key+".") || strings.HasPrefix(name, plain+".")) {
+			return true
+		}
+	}
+	return false
 }
 
 // wrongKind is what the parser says of a value of another kind, in words of Go.
@@ -282,6 +326,9 @@ func distance(a, b string) int {
 // applyEnv takes the RDSD_ variables that name a key; an empty value counts as set.
 func (c *Config) applyEnv(env map[string]string) error {
 	var errs []error
+	if c.unread == nil {
+		c.unread = map[string]bool{}
+	}
 	known := map[string]bool{"RDSD_CONFIG": true}
 	for i := range keys {
 		k := &keys[i]
@@ -295,7 +342,8 @@ func (c *Config) applyEnv(env map[string]string) error {
 			values = strings.FieldsFunc(v, func(r rune) bool { return r == ',' })
 		}
 		c.origins[k.Name] = Origin{Kind: "environment", Name: k.Env}
-		if err := k.set(c, values); err != nil {
+		err := k.set(c, values)
+		if c.unread[k.Name] = err != nil; err != nil {
 			errs = append(errs, &Error{k.Env, k.Name, err.Error(), k.Want})
 		}
 	}
@@ -315,7 +363,8 @@ func (c *Config) applyFlags(flags []*Flag) error {
 			continue
 		}
 		c.origins[f.key.Name] = Origin{Kind: "flag", Name: "--" + f.key.Flag}
-		if err := f.key.set(c, f.values); err != nil {
+		err := f.key.set(c, f.values)
+		if c.unread[f.key.Name] = err != nil; err != nil {
 			errs = append(errs, &Error{"--" + f.key.Flag, f.key.Name, err.Error(), f.key.Want})
 		}
 	}

@@ -113,3 +113,45 @@ func exportsOf(names ...string) (text string) {
 	}
 	return text
 }
+
+// TestUnreadIsHeldAgainstNothing: a value that cannot be read is one mistake. What stands in for it, the default or
+// nothing, is not held against other values, which may be right.
+func TestUnreadIsHeldAgainstNothing(t *testing.T) {
+	for _, c := range []struct {
+		text, env, want string
+	}{
+		{"[rds]\nreconnect_min = '10s'\nreconnect_max = '60'", "", ":4: rds.reconnect_max: "},
+		{"[rds]\nsend_buffer_bytes = '128MiB'\nsend_buffer_max_bytes = '256MB'", "", ":4: rds.send_buffer_max_bytes: "},
+		{"[limits]\nmemory_bytes = '20G'\n[rds]\nsend_buffer_max_bytes = '2GiB'", "", ":3: limits.memory_bytes: "},
+		{"[rds]\nheartbeat_timeout = '1m'\nheartbeat_interval = '10'", "", ":4: rds.heartbeat_interval: "},
+		{"[limits]\nmax_clients = 'x'\nmax_clients_per_uid = 60000", "", ":3: limits.max_clients: "},
+		{"[limits]\nmax_clients_per_uid = 60000", "RDSD_LIMITS_MAX_CLIENTS=x", "RDSD_LIMITS_MAX_CLIENTS: "},
+		{"[rds]\nport = 'x'\n[volumes]\nport = 16385", "", ":3: rds.port: "},
+		{"[rds]\naddresses = ['10.0.0.300']\n[http]\nlisten = '127.0.0.1:16385'", "", ":3: rds.addresses: "},
+		{"[api]\nremote_listen = '10.0.0.1:5'\ninsecure = 'yes'", "", ":4: api.insecure: "},
+		{"[reactor]\nthreads = 'two'\ncpus = [1, 2]", "", ":3: reactor.threads: "},
+		{"[[peers]]\naddress = '10.0.0.300'\n[[peers]]\naddress = '10.0.0.3'", "", ":3: peers.address: "},
+		{"[[ports]]\nuid = 'joe'\nrange = '5-7'", "", ":3: ports.uid: "},
+		{"[[ports]]\nuid = 1\nrange = '7-5'", "", ":4: ports.range: "},
+		{"[[volumes.exports]]\nname = 'a'\nkind = 'memory'\nsize = '1GB'", "", ":5: volumes.exports.size: "},
+		{"[volumes]\nreconnect_min = '1m'\nreconnect_max = '100'", "", ":4: volumes.reconnect_max: "},
+		{"[volumes]\nqueue_depth = 'many'\nmax_io_bytes = '32MiB'", "", ":3: volumes.queue_depth: "},
+		// Behind a value that has more lines than one nothing is read.
+		{"[rds]\naddresses = ['10.0.0.1',\n 'x']\nreconnect_min = '10s'\nreconnect_max = '20s'\n[http]\nlisten = '127.0.0.1:16385'", "", ":4: rds.addresses: "},
+	} {
+		_, err := Load(LoadOptions{File: "f", Text: []byte("version = 1\n" + c.text), Env: []string{c.env}})
+		if err == nil {
+			t.Errorf("%q is taken", c.text)
+			continue
+		}
+		got := err.Error()
+		if strings.Contains(got, "\n") || !strings.HasPrefix(strings.TrimPrefix(got, "f"), c.want) {
+			t.Errorf("%q: %s\nwant one mistake, %s", c.text, got, c.want)
+		}
+	}
+	// A right value over a wrong one counts.
+	_, err := Load(LoadOptions{File: "f", Text: []byte("version = 1\n[rds]\nreconnect_min = '10s'\nreconnect_max = '60'"), Env: []string{"RDSD_RDS_RECONNECT_MAX=5s"}})
+	if err == nil || !strings.Contains(err.Error(), "f:3: rds.reconnect_min: ") {
+		t.Errorf("with a variable: %v", err)
+	}
+}

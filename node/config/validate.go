@@ -60,8 +60,12 @@ func (v *validator) against(key, by string, ok bool, format string, args ...any)
 	v.add(key, by, fmt.Sprintf(format, args...), want)
 }
 
-// add adds an error about key. Where that has its default, what does not fit it was written at by.
+// add adds an error about key. Where that has its default, what does not fit it was written at by. If one of them could
+// not be read, that has been said, and the default that stands in for it is nothing that the other has to fit.
 func (v *validator) add(key, by, problem, want string) {
+	if v.c.isUnread(key) || v.c.isUnread(by) {
+		return
+	}
 	at := v.c.Origin(key)
 	if at.Kind == "default" && by != "" {
 		if other := v.c.Origin(by); other.Kind != "default" {
@@ -140,15 +144,14 @@ func (v *validator) api() {
 	if a.SocketGroup != "" {
 		_, err := LookupGroup(a.SocketGroup)
 		v.check("api.socket_group", err == nil, "%v", err)
-		v.check("api.socket_group", !abstract, "an abstract socket has no group")
+		v.against("api.socket_group", "api.socket", !abstract, "an abstract socket has no group")
 	}
 	v.check("api.ledger", a.Ledger == "" || a.Ledger == "none" || filepath.IsAbs(a.Ledger), "%q is not an absolute path", a.Ledger)
 	if a.RemoteListen != "" {
 		v.check("api.remote_listen", isHostPort(a.RemoteListen), "%q is not an address and port", a.RemoteListen)
 		if !a.Insecure {
-			v.errs = append(v.errs, &Error{v.c.Origin("api.remote_listen").String(), "api.remote_listen",
-				"remote clients are neither encrypted nor identified (TLS comes in a later version)",
-				"api.insecure = true beside it if the network is trusted all the same, or no remote listener"})
+			v.add("api.remote_listen", "api.insecure", "remote clients are neither encrypted nor identified (TLS comes in a later version)",
+				"api.insecure = true beside it if the network is trusted all the same, or no remote listener")
 		}
 	}
 	v.check("api.calls_per_second", a.CallsPerSec > 0 && a.CallsPerSec <= 1e6, "%v is out of range", a.CallsPerSec)
@@ -161,7 +164,7 @@ func (v *validator) limits() {
 	l := &v.c.Limits
 	v.check("limits.memory_bytes", between(l.MemoryBytes, 16<<20, 1<<50), "%v is out of range", l.MemoryBytes)
 	v.check("limits.max_peers", between(l.MaxPeers, 1, 65536), "%d is out of range", l.MaxPeers)
-	v.check("limits.max_sockets", between(l.MaxSockets, 1, 65534*max(1, len(v.c.RDS.Addresses))), "%d is out of range", l.MaxSockets)
+	v.against("limits.max_sockets", "rds.addresses", between(l.MaxSockets, 1, 65534*max(1, len(v.c.RDS.Addresses))), "%d is out of range", l.MaxSockets)
 	v.against("limits.max_sockets_per_uid", "limits.max_sockets", between(l.MaxSocketsPerUID, 1, l.MaxSockets), "%d is out of range", l.MaxSocketsPerUID)
 	v.check("limits.max_clients", between(l.MaxClients, 1, 65536), "%d is out of range", l.MaxClients)
 	v.against("limits.max_clients_per_uid", "limits.max_clients", between(l.MaxClientsPerUID, 1, l.MaxClients), "%d is out of range", l.MaxClientsPerUID)
@@ -175,7 +178,7 @@ func (v *validator) tables() {
 	for i, p := range v.c.Ports {
 		at := fmt.Sprintf("ports[%d]", i)
 		if (p.UID == nil) == (p.GID == nil) {
-			v.errs = append(v.errs, &Error{v.c.Origin(at).String(), at, "needs either uid or gid", "one of them, such as `uid = 1000`"})
+			v.add(at, "", "needs either uid or gid", "one of them, such as `uid = 1000`")
 		}
 		v.check(at+".range", p.Range.First >= 2, "%v is not a range of bindable ports", p.Range)
 	}
@@ -195,7 +198,7 @@ func (v *validator) tables() {
 func (v *validator) listeners() {
 	c := v.c
 	mine := func(at netip.AddrPort, port uint16) bool {
-		return at.Port() == port && (at.Addr().IsUnspecified() || slices.Contains(c.RDS.Addresses, at.Addr().Unmap()))
+		return at.Port() == port && !c.isUnread("rds.addresses") && (at.Addr().IsUnspecified() || slices.Contains(c.RDS.Addresses, at.Addr().Unmap()))
 	}
 	remote, remoteIs := hostPort(c.API.RemoteListen)
 	for _, l := range []struct{ key, text string }{{"http.listen", c.HTTP.Listen}, {"api.remote_listen", c.API.RemoteListen}} {
@@ -257,7 +260,7 @@ func (v *validator) reactor() {
 	v.check("reactor.threads", between(r.Threads, 0, 64), "%d is out of range", r.Threads)
 	v.check("reactor.spin", between(r.Spin.Duration, 0, maxSpin), "%v is out of range", r.Spin)
 	v.check("reactor.cpus", len(r.CPUs) <= 64, "%d processors are too many, at most 64 may be", len(r.CPUs))
-	v.check("reactor.cpus", len(r.CPUs) == 0 || r.Threads == 0 || r.Threads == len(r.CPUs),
+	v.against("reactor.cpus", "reactor.threads", len(r.CPUs) == 0 || r.Threads == 0 || r.Threads == len(r.CPUs),
 		"%d processors for %d threads", len(r.CPUs), r.Threads)
 	for _, c := range r.CPUs {
 		v.check("reactor.cpus", between(c, 0, 1023), "%d is not a processor", c)
