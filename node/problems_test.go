@@ -356,8 +356,10 @@ func TestEveryProblem(t *testing.T) {
 			x := startIll(t, nil)
 			y := startIll(t, func(c *config.Config) { c.RDS.Port = x.cfg.RDS.Port })
 			y.congests(t, x)
+			has(t, x, health.RemoteCongested, warning, "does not read fast enough")
 			y.stop()
 			has(t, x, health.PeerDown, failure, "1 datagram waiting")
+			has(t, x, health.RemoteCongested, warning, "there is no link to it now")
 		},
 		"a peer that refuses": func(t *testing.T) {
 			x := startIll(t, nil)

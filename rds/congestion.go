@@ -212,7 +212,8 @@ type CongestedPort struct {
 	Since    time.Duration // when it became congested; of a peer's that concerns no socket here, or did not then, the last change of any port of the peer's
 	Blocked  uint64        // sends refused or made to wait since, of sockets of which one is there; see felt
 	Waiting  int           // sockets of this node that wait for it; see felt
-	Socket   *Socket       // local: whose it is
+	Socket   *Socket       // local: whose it is; nil: held for who had it before the restart
+	Away     bool          // a port of another node to which no link is up: it was congested when that was last heard of
 	Reader   *wire.Reader  // a port of another node: its daemon's answer (AskReaders), nil without one
 }
 
@@ -312,7 +313,7 @@ func (pe *Peer) list(port uint16, f func(*CongestedPort)) (cost int) {
 			c.Reader = pp.reader
 		}
 	}
-	if c.Local {
+	if c.Away = !c.Local && !pe.c.Up(); c.Local {
 		if c.Socket = e.socks[port]; c.Socket != nil {
 			c.Since = c.Socket.congestedAt
 		}

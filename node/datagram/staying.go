@@ -25,6 +25,8 @@ type stayingPort struct {
 	PortReader
 	port    netip.AddrPort
 	local   bool // of this node
+	away    bool // of a node to which no link is up
+	held    bool // of nobody since a restart
 	lasts   time.Duration
 	waiting int
 }
@@ -125,7 +127,12 @@ func (a *Host) LookStaying(s *Staying) {
 // why says who ought to read, and who fills the port.
 func (p *stayingPort) why() string {
 	text := "its program does not read fast enough"
-	if p.PID != 0 {
+	switch {
+	case p.away:
+		text = "there is no link to its node, which was last heard of while it was congested"
+	case p.held:
+		text = "it is held for who had it before the restart, and nobody has bound it again"
+	case p.PID != 0:
 		text = fmt.Sprintf("%q, pid %d of uid %d, does not read fast enough and has %d bytes unread", p.Label, p.PID, p.UID, p.QueuedBytes)
 	}
 	if c := p.Culprit(); c.IsValid() {
@@ -139,12 +146,14 @@ func (p *stayingPort) why() string {
 
 // staying is what is known of a port without looking at its socket. The lock is held.
 func staying(c *rds.CongestedPort, lasts time.Duration) stayingPort {
-	return stayingPort{port: c.Endpoint, local: c.Local, lasts: lasts, waiting: c.Waiting, PortReader: ReaderThere(c.Reader, 1)}
+	return stayingPort{port: c.Endpoint, local: c.Local, lasts: lasts, waiting: c.Waiting, away: c.Away, PortReader: ReaderThere(c.Reader, 1)}
 }
 
 // describe says whose a port of this node is, and who fills it.
 func (p *stayingPort) describe(h *Local) {
 	if p.local {
-		p.PortReader, _ = h.Reader(p.port.Port(), 1)
+		var bound bool
+		p.PortReader, bound = h.Reader(p.port.Port(), 1)
+		p.held = !bound
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net/netip"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -107,4 +108,23 @@ func (c *countStaying) Handle(_ context.Context, r slog.Record) error {
 		c.n.Add(1)
 	}
 	return nil
+}
+
+// TestStayingBlamesNoReader: of a port that nobody has, and of one of a node that is not linked, no program is said to
+// read too slowly, whatever was known of one before.
+func TestStayingBlamesNoReader(t *testing.T) {
+	known := PortReader{PID: 7, Label: "app"}
+	for _, c := range []struct {
+		port stayingPort
+		want string
+	}{
+		{stayingPort{}, "its program does not read fast enough"},
+		{stayingPort{PortReader: known}, `"app", pid 7`},
+		{stayingPort{local: true, held: true}, "it is held for who had it before the restart"},
+		{stayingPort{away: true, PortReader: known, waiting: 1}, "there is no link to its node"},
+	} {
+		if got := c.port.why(); !strings.HasPrefix(got, c.want) {
+			t.Errorf("%+v: %s", c.port, got)
+		}
+	}
 }

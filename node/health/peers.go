@@ -131,6 +131,8 @@ const LongCongested = time.Minute
 type Port struct {
 	Endpoint netip.AddrPort
 	Local    bool // of this node
+	Held     bool // of this node, and of nobody since a restart
+	Away     bool // of a node that cannot be reached: it was congested when that was last heard of
 	For      time.Duration
 	Queued   uint64 // bytes; 0: not known
 	PID, UID uint32 // who ought to read; PID 0: not known
@@ -172,12 +174,28 @@ func (x *Exam) Port(p *Port) {
 		return
 	}
 	out.Subject = "port " + p.Endpoint.String()
+	x.add(p.congested(out))
+}
+
+// congested says of a port that is listed who holds it up. That need not be its reader.
+func (p *Port) congested(out Problem) Problem {
 	reader := "its reader"
 	if p.PID != 0 {
 		reader = fmt.Sprintf("pid %d (uid %d)", p.PID, p.UID)
 		if p.Label != "" {
 			reader = fmt.Sprintf("%q, pid %d (uid %d)", p.Label, p.PID, p.UID)
 		}
+	}
+	waiting := fmt.Sprintf("; %s here waiting", count(uint64(p.Waiting), "socket"))
+	switch {
+	case p.Held:
+		out.Text = fmt.Sprintf("%s counts as congested for %s: it is held for the user who had it before the restart, and nobody has bound it again", p.Endpoint, lasted(p.For))
+		out.Remedy = "start its program again; after rds.restart_hold it is given up by itself"
+		return out
+	case p.Away:
+		out.Text = fmt.Sprintf("%s was congested when %s was last heard of, and there is no link to it now: nobody here knows whether its program reads%s", p.Endpoint, p.Endpoint.Addr(), waiting)
+		out.Remedy = fmt.Sprintf("see to %s first: rdsd peers --paths --remote %s; here, to give up what waits: rdsd cancel --from ADDR:PORT --to %s", p.Endpoint.Addr(), p.Endpoint.Addr(), p.Endpoint)
+		return out
 	}
 	out.Text = fmt.Sprintf("%s is congested for %s: %s does not read fast enough", p.Endpoint, lasted(p.For), reader)
 	if p.Queued > 0 {
@@ -188,10 +206,9 @@ func (x *Exam) Port(p *Port) {
 	}
 	if p.Local {
 		out.Remedy = fmt.Sprintf("have the program read; or rdsd sockets close %s; rdsd congestion shows who fills it", p.Endpoint)
-		x.add(out)
-		return
+		return out
 	}
-	out.Text += fmt.Sprintf("; %s here waiting", count(uint64(p.Waiting), "socket"))
+	out.Text += waiting
 	out.Remedy = fmt.Sprintf("on %s: rdsd congestion, and have the program read; here, to give up what waits: rdsd cancel --from ADDR:PORT --to %s", p.Endpoint.Addr(), p.Endpoint)
-	x.add(out)
+	return out
 }

@@ -83,6 +83,10 @@ var said = []struct {
 		x.Port(&Port{Endpoint: far, For: LongCongested, Waiting: 1, PID: 0, UID: 8, Label: "app", Queued: 1024})
 	}},
 	{"a port there, two wait", func(x *Exam) { x.Port(&Port{Endpoint: far, For: Grace, Waiting: 2, Culprit: port}) }},
+	{"a port that is held", func(x *Exam) { x.Port(&Port{Endpoint: port, Local: true, Held: true, For: Grace}) }},
+	{"a port of a node that is down", func(x *Exam) {
+		x.Port(&Port{Endpoint: far, Away: true, For: time.Hour, Waiting: 2, PID: 7, UID: 8, Label: "app", Queued: 1024, Culprit: port})
+	}},
 	{"a port there, nobody waits", func(x *Exam) { x.Port(&Port{Endpoint: far, For: time.Hour}) }},
 
 	{"a mapping that is not open for a moment less", func(x *Exam) { x.Mapping(&Mapping{ID: "v1", Node: "n", Name: "d", For: Grace - 1, Paths: 2}) }},

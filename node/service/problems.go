@@ -130,7 +130,7 @@ func (f *Front) examinePeer(x *health.Exam, h *datagram.Local, pe *rds.Peer) {
 func examinePorts(x *health.Exam, h *datagram.Local) {
 	var page []health.Port
 	h.EachCongested(func(_ *rds.Engine, c *rds.CongestedPort) {
-		p := health.Port{Endpoint: c.Endpoint, Local: c.Local, For: h.StepTime() - c.Since, Waiting: c.Waiting}
+		p := health.Port{Endpoint: c.Endpoint, Local: c.Local, Held: c.Local && c.Socket == nil, Away: c.Away, For: h.StepTime() - c.Since, Waiting: c.Waiting}
 		if p.For < health.Grace {
 			return
 		}
