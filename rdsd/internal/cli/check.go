@@ -1,9 +1,11 @@
 package cli
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"strings"
 
@@ -76,10 +78,20 @@ json the same for programs.`,
 			}
 		}
 		v.State = checkWords[v.Exit]
-		if err := a.printCheck(v, format); err != nil || v.Exit == checkOK {
-			return err
+		var b bytes.Buffer
+		err = printCheck(&b, v, format)
+		if err == nil {
+			_, err = a.out.Write(b.Bytes())
 		}
-		return &codeError{v.Exit, errLogged{errors.New(v.Summary)}}
+		// What is wrong counts, told or not; but that all is well nobody has been told. 1, which is what a command
+		// ends with that could not print, is a warning to a monitor.
+		switch {
+		case v.Exit != checkOK && err == nil:
+			return &codeError{v.Exit, errLogged{errors.New(v.Summary)}}
+		case v.Exit != checkOK:
+			return withCode(v.Exit, err)
+		}
+		return withCode(checkUnknown, err)
 	}
 	cmd.Args = func(_ *cobra.Command, args []string) error {
 		if len(args) > 0 {
@@ -114,9 +126,9 @@ func check(st *rdsd.Status) checkView {
 	return v
 }
 
-func (a *app) printCheck(v checkView, format string) error {
+func printCheck(w io.Writer, v checkView, format string) error {
 	if format == "json" {
-		return writeJSON(a.out, v)
+		return writeJSON(w, v)
 	}
 	line := fmt.Sprintf("RDSD %s - %s", v.State, plain.Text(v.Summary))
 	if format == "nagios" {
@@ -125,13 +137,13 @@ func (a *app) printCheck(v checkView, format string) error {
 			line += " | " + perfdata(v.status)
 		}
 	}
-	fmt.Fprintln(a.out, line)
+	fmt.Fprintln(w, line)
 	for _, p := range v.Problems {
 		line := fmt.Sprintf("%s: %s: %s; to do: %s", p.Severity, p.Code, about(p), p.Remedy)
 		if format == "nagios" {
 			line = plugin(line)
 		}
-		fmt.Fprintln(a.out, plain.Text(line))
+		fmt.Fprintln(w, plain.Text(line))
 	}
 	return nil
 }
