@@ -137,14 +137,10 @@ var examCases = []examCase{
 	}, []string{"warning volume-errors mapping v1"}, "no flush succeeds", "unmap v1 and map it anew"},
 	{"failed requests of an export", func(x *Exam) { x.Export(&Export{Name: "disk", Errors: 2, Done: 2}) }, []string{"warning volume-errors export disk"}, "2 of 2 requests failed since its store was opened", "volume events"},
 	{"a path", func(x *Exam) {
-		x.VolumePath(&VolumePath{Session: "s", Src: "a", Dst: "b", State: "reconnecting", For: Grace, LastError: "refused"})
+		x.VolumePath(&VolumePath{Session: "s", Src: "a", Dst: "b", State: "reconnecting", For: Grace, LastError: "refused", Mend: "see to port 16388"})
 	}, []string{"warning volume-path-down session s"}, "from a to b is reconnecting for 1s: refused", "16388"},
 	{"a failover without a fence", func(x *Exam) { x.Session(&Session{Name: "s", Unfenced: 2, At: "after 40s"}) },
 		[]string{"note unfenced-failovers session s"}, "2 times it went to another path, after 40s", "sessions set s --unfenced wait"},
-	{"a path that was disconnected", func(x *Exam) {
-		x.VolumePath(&VolumePath{Session: "s", Src: "a", Dst: "b", State: "disconnected", For: Grace})
-	},
-		[]string{"warning volume-path-down session s"}, "disconnected", "paths reconnect s a,b"},
 	{"an export", func(x *Exam) {
 		x.Export(&Export{Name: "disk", Path: "/dev/sdz", Failed: true, Error: "no such device"})
 	},

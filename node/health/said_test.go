@@ -112,19 +112,10 @@ var said = []struct {
 		x.VolumePath(&VolumePath{Session: "s", Src: "a", Dst: "b", State: "reconnecting", For: Grace - 1})
 	}},
 	{"a path", func(x *Exam) {
-		x.VolumePath(&VolumePath{Session: "s", Src: "a", Dst: "b", State: "reconnecting", For: Grace, LastError: "refused"})
+		x.VolumePath(&VolumePath{Session: "s", Src: "a", Dst: "b", State: "reconnecting", For: Grace, LastError: "refused", Mend: "see to the network"})
 	}},
 	{"a path that was disconnected", func(x *Exam) {
-		x.VolumePath(&VolumePath{Session: "s", Src: "a", Dst: "b", State: "disconnected", For: time.Hour})
-	}},
-	{"a path that was given up", func(x *Exam) {
-		x.VolumePath(&VolumePath{Session: "s", Src: "10.0.0.1:4", Dst: "10.0.0.2:5", State: "disconnected", For: time.Hour, GivenUp: true, Attempts: 10, LastError: "refused"})
-	}},
-	{"a path over RDMA that was given up", func(x *Exam) {
-		x.VolumePath(&VolumePath{Session: "s", Src: "a", Dst: "b", State: "disconnected", For: time.Hour, RDMA: true, GivenUp: true, Attempts: 1})
-	}},
-	{"a path of a session that was replaced", func(x *Exam) {
-		x.VolumePath(&VolumePath{Session: "s", Src: "a", Dst: "b", State: "disconnected", For: time.Hour, Replaced: true})
+		x.VolumePath(&VolumePath{Session: "s", Src: "a", Dst: "b", State: "disconnected", For: time.Hour, Mend: "connect it"})
 	}},
 	{"a path that is connected", func(x *Exam) {
 		x.VolumePath(&VolumePath{Session: "s", Src: "a", Dst: "b", State: "connected", Connected: true, For: time.Hour})

@@ -3,7 +3,6 @@ package health
 import (
 	"cmp"
 	"fmt"
-	"net/netip"
 	"time"
 )
 
@@ -72,11 +71,9 @@ func (x *Exam) failed(subject, since string, failed, done uint64, ago time.Durat
 // VolumePath is a path of a session.
 type VolumePath struct {
 	Session, Src, Dst, State, LastError string
-	Connected, RDMA                     bool
+	Connected                           bool
+	Mend                                string        // where it is not: what mends that
 	For                                 time.Duration // in this state
-	Attempts                            int           // that failed in a row
-	GivenUp                             bool          // it is disconnected because these were too many
-	Replaced                            bool          // another session took the place of its session
 }
 
 // VolumePath tells of one of a session to another node's volumes.
@@ -88,31 +85,7 @@ func (x *Exam) VolumePath(p *VolumePath) {
 	if p.LastError != "" {
 		text += ": " + p.LastError
 	}
-	mend := "see to the network between these addresses, and that " + p.port() + " is open; "
-	again := fmt.Sprintf("rdsd volume paths reconnect %s %s,%s", p.Session, p.Src, p.Dst)
-	switch {
-	case p.Replaced:
-		mend = "another session of this name from this node took its place (a second daemon?): unmap its volumes, and map them again with a --session of their own"
-	case p.GivenUp:
-		mend = fmt.Sprintf("it was given up after %s (max_reconnect_attempts): %sthen %s", count(uint64(p.Attempts), "attempt"), mend, again)
-	case p.State == "disconnected":
-		mend = "an administrator has disconnected it: " + again
-	default:
-		mend += "rdsd volume paths"
-	}
-	x.add(Problem{Code: VolumePathDown, Severity: Warning, Subject: "session " + p.Session, Since: p.For, Text: text, Remedy: mend})
-}
-
-// port is what has to be open for it.
-func (p *VolumePath) port() string {
-	if p.RDMA {
-		return "UDP port 4791"
-	}
-	port := uint16(16388)
-	if at, err := netip.ParseAddrPort(p.Dst); err == nil {
-		port = at.Port()
-	}
-	return fmt.Sprintf("TCP port %d", port)
+	x.add(Problem{Code: VolumePathDown, Severity: Warning, Subject: "session " + p.Session, Since: p.For, Text: text, Remedy: p.Mend})
 }
 
 // Session is a session to another node's volumes.

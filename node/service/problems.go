@@ -188,8 +188,7 @@ func examineVolumes(x *health.Exam, h *volume.Host, now time.Time) {
 	for _, p := range h.Paths() {
 		if p.Role == volume.RoleClient {
 			x.VolumePath(&health.VolumePath{Session: p.Session, Src: p.Src, Dst: p.Dst, State: p.State, LastError: p.LastError,
-				Connected: p.State == "connected", For: now.Sub(p.Since), RDMA: p.Transport == volume.TransportIB,
-				Attempts: p.Attempts, GivenUp: p.GivenUp, Replaced: p.Replaced})
+				Connected: p.State == "connected", For: now.Sub(p.Since), Mend: p.Mend()})
 		}
 	}
 }

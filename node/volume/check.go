@@ -3,6 +3,7 @@ package volume
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"os"
 	"strings"
 	"time"
@@ -189,24 +190,37 @@ func (k *checks) session(s *SessionInfo, paths []PathInfo) {
 			if p.LastError != "" {
 				why = ": " + p.LastError
 			}
-			k.add(SeverityWarning, what, p.mend(), "the path from %s to %s is %s since %v%s", p.Src, p.Dst, p.State, time.Since(p.Since).Round(time.Millisecond), why)
+			k.add(SeverityWarning, what, p.Mend(), "the path from %s to %s is %s since %v%s", p.Src, p.Dst, p.State, time.Since(p.Since).Round(time.Millisecond), why)
 		}
 	}
 	k.ok(n, what, "%d paths connected", s.PathsUp)
 }
 
-// mend is what mends a path that is not connected. node/health says the same of it.
-func (p *PathInfo) mend() string {
+// Mend is what mends a path that is not connected.
+func (p *PathInfo) Mend() string {
+	network := "see to the network between these addresses, and that " + p.opened() + " is open; "
 	again := fmt.Sprintf("rdsd volume paths reconnect %s %s,%s", p.Session, p.Src, p.Dst)
 	switch {
 	case p.Replaced:
 		return "another session of this name from this node took its place (a second daemon?): unmap its volumes, and map them again with a --session of their own"
 	case p.GivenUp:
-		return "it was given up (max_reconnect_attempts): see to the network between these addresses, then " + again
+		return fmt.Sprintf("it was given up (max_reconnect_attempts, %d in a row): %sthen %s", p.Attempts, network, again)
 	case p.State == "disconnected":
 		return "an administrator has disconnected it: " + again
 	}
-	return "see to the network between these addresses"
+	return network + "rdsd volume paths"
+}
+
+// opened is what has to be open for it.
+func (p *PathInfo) opened() string {
+	if p.Transport == TransportIB {
+		return "UDP port 4791"
+	}
+	port := uint16(16388)
+	if at, err := netip.ParseAddrPort(p.Dst); err == nil {
+		port = at.Port()
+	}
+	return fmt.Sprintf("TCP port %d", port)
 }
 
 func (k *checks) host(h *Host) {

@@ -95,3 +95,25 @@ func TestWhyAnUnmappedOneIsNotOpen(t *testing.T) {
 		t.Error(text)
 	}
 }
+
+// TestPathsMend: what mends a path is said of what ended it, and names what has to be open.
+func TestPathsMend(t *testing.T) {
+	for _, c := range []struct {
+		p    PathInfo
+		want string
+	}{
+		{PathInfo{Session: "s", PathSpec: PathSpec{Src: "10.0.0.1:4", Dst: "10.0.0.2:16388"}, State: "reconnecting"}, "see to the network between these addresses, and that TCP port 16388 is open; rdsd volume paths"},
+		{PathInfo{Session: "s", PathSpec: PathSpec{Src: "a", Dst: "b"}, State: "reconnecting"}, "see to the network between these addresses, and that TCP port 16388 is open; rdsd volume paths"},
+		{PathInfo{Session: "s", PathSpec: PathSpec{Src: "a", Dst: "b"}, State: "disconnected"}, "an administrator has disconnected it: rdsd volume paths reconnect s a,b"},
+		{PathInfo{Session: "s", PathSpec: PathSpec{Src: "10.0.0.1:4", Dst: "10.0.0.2:5"}, State: "disconnected", GivenUp: true, Attempts: 10},
+			"it was given up (max_reconnect_attempts, 10 in a row): see to the network between these addresses, and that TCP port 5 is open; then rdsd volume paths reconnect s 10.0.0.1:4,10.0.0.2:5"},
+		{PathInfo{Session: "s", PathSpec: PathSpec{Src: "a", Dst: "b", Transport: TransportIB}, State: "disconnected", GivenUp: true, Attempts: 1},
+			"it was given up (max_reconnect_attempts, 1 in a row): see to the network between these addresses, and that UDP port 4791 is open; then rdsd volume paths reconnect s a,b"},
+		{PathInfo{State: "disconnected", Replaced: true, GivenUp: true},
+			"another session of this name from this node took its place (a second daemon?): unmap its volumes, and map them again with a --session of their own"},
+	} {
+		if got := c.p.Mend(); got != c.want {
+			t.Errorf("%+v\n%s\nwant\n%s", c.p, got, c.want)
+		}
+	}
+}
