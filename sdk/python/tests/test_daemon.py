@@ -344,6 +344,35 @@ async def test_an_answer_from_an_address_in_ipv6(front: Front, daemons: Pair) ->
         assert await request == (b.local_address, b"pong")
 
 
+@pytest.mark.parametrize("wrong", [("localhost", 4000), ("127.0.0.1", -1), ("127.0.0.1", "4000")])
+async def test_what_is_no_address_is_refused_and_harms_nobody(
+    front: Front, daemons: Pair, wrong: Any
+) -> None:
+    """rdsd.Address takes anything: a name, say. Its message cannot be laid out."""
+    a, b = [await bind(front, daemon, outcomes=True) for daemon in daemons]
+    client, bad = front.client(daemons[0].target), rdsd.Address(*wrong)
+    await front.do(a.send, b.local_address, b"before", timeout=10)
+    calls: list[Callable[[], Awaitable[Any]]] = [
+        lambda: front.do(a.send, bad, b"x", timeout=10),
+        lambda: front.do(a.try_send, bad, b"x"),
+        lambda: front.do(a.send_batch, [(b.local_address, b"x"), (bad, b"x")], timeout=10),
+        lambda: front.do(a.send_run, bad, [b"x"], timeout=10),
+        lambda: front.do(a.reserve, bad, 1, timeout=10),
+        lambda: front.do(a.request, bad, b"x", 10),
+        lambda: front.do(a.cancel_sent_to, bad, timeout=10),
+        lambda: front.do(a.congested, bad, timeout=10),
+        lambda: front.do(client.bind, bad, timeout=10),
+    ]
+    for call in calls:
+        with pytest.raises(rdsd.InvalidArgument, match=r"address|port"):
+            await call()
+    await front.do(a.send, b.local_address, b"after", timeout=10)
+    assert [(await front.do(b.recv, timeout=10)).payload for _ in range(2)] == [b"before", b"after"]
+    outcomes = a.outcomes(timeout=10)
+    kinds = [(await front.next(outcomes)).kind for _ in range(2)]
+    assert kinds == [rdsd.OutcomeKind.DELIVERED] * 2
+
+
 async def test_a_timeout_of_zero_tries_once(front: Front, daemons: Pair) -> None:
     a, b = [await bind(front, daemons[0]) for _ in range(2)]
     where, nobody = b.local_address, ("127.0.0.250", 7)

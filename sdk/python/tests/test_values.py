@@ -6,6 +6,7 @@ import ipaddress
 import random
 from datetime import timedelta
 from itertools import pairwise
+from typing import Any, cast
 
 import pytest
 
@@ -13,7 +14,7 @@ from rdsd import Address, InvalidArgument
 from rdsd._intervals import IntervalSet
 from rdsd._surface import MAX_SPIN, bind_options, check_label
 from rdsd._target import DEFAULT_TARGET, resolve_target, seconds, unix_path
-from rdsd._types import AddressLike, pack_host, to_address, unpack_host
+from rdsd._types import AddressLike, canonical, pack_host, to_address, unpack_host
 
 
 @pytest.mark.parametrize(
@@ -34,12 +35,21 @@ def test_addresses(given: AddressLike, address: Address, text: str) -> None:
     assert unpack_host(pack_host(address.host)) == address.host
 
 
-@pytest.mark.parametrize(
-    "given", ["", "10.0.0.1", "10.0.0.1:x", ":5", "fd00::1:5", "a:5", "1.2.3.4:-1"]
-)
-def test_bad_addresses(given: str) -> None:
-    with pytest.raises(InvalidArgument):
-        to_address(given)
+BAD: list[Any] = [
+    *("", "10.0.0.1", "10.0.0.1:x", ":5", "fd00::1:5", "a:5", "1.2.3.4:-1"),
+    *(("1.2.3.4", 5.5), ("1.2.3.4", 5.0), ("1.2.3.4", "5"), ("1.2.3.4", None), ("1.2.3.4", 65536)),
+    *(Address("1.2.3.4", 65536), Address("1.2.3.4", -1), Address("localhost", 5)),
+    *(Address("1.2.3.4", cast(Any, 5.5)), Address("1.2.3.4", cast(Any, "5"))),
+    *(Address(cast(Any, 5), 5), Address(cast(Any, None), 5), Address(cast(Any, []), 5)),
+]
+
+
+@pytest.mark.parametrize("given", BAD, ids=repr)
+def test_bad_addresses(given: Any) -> None:
+    to_address(("1.2.3.4", 5))  # what is equal to it and of another type is not taken for it
+    for taken in (to_address, canonical):
+        with pytest.raises(InvalidArgument):
+            taken(given)
 
 
 def test_targets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import ipaddress
+import operator
 import socket
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -93,9 +94,10 @@ class CongestionEvent(NamedTuple):
 
 def to_address(value: AddressLike) -> Address:
     """Parses what the caller gave; raises InvalidArgument that names it."""
-    if type(value) is Address:
-        return value
     try:
+        if type(value) is Address and _is_whole(value):
+            pack_host(value.host)  # anybody makes them, and what is no address ends the stream
+            return value
         if isinstance(value, str):
             return _parse(value)
         host, port = value
@@ -111,11 +113,12 @@ def to_address(value: AddressLike) -> Address:
 
 def canonical(value: AddressLike) -> Address:
     """As to_address, in the form that the daemon gives to sources."""
-    where = to_address(value)
-    try:
-        return _checked(*where)
-    except ValueError:
-        raise make(InvalidArgument, f"address {value!r}: {where.host!r} is no address") from None
+    return _checked(*to_address(value))
+
+
+def _is_whole(value: Address) -> bool:
+    """Whether its parts are of their types, and the port is one."""
+    return type(value.host) is str and type(value.port) is int and 0 <= value.port <= 65535
 
 
 @lru_cache(maxsize=4096)
@@ -128,13 +131,14 @@ def _parse(text: str) -> Address:
     return _checked(host, int(port))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096, typed=True)  # 5.0 is no port, and equal to one
 def _checked(host: str, port: int) -> Address:
+    port = int(operator.index(port))
     if not 0 <= port <= 65535:
         raise make(InvalidArgument, f"port {port} of {host}: want 0 to 65535")
     ip = ipaddress.ip_address(host)
     # The daemon takes an IPv4 address in IPv6 for the IPv4 one: so do answers come from it.
-    return Address(str(getattr(ip, "ipv4_mapped", None) or ip), int(port))
+    return Address(str(getattr(ip, "ipv4_mapped", None) or ip), port)
 
 
 @lru_cache(maxsize=4096)
