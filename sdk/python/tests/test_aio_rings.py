@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import os
 import time
@@ -140,6 +141,38 @@ async def test_what_a_batch_refuses_is_listed(bind: Bind) -> None:
     accepted = caught.value.accepted
     assert [i for i, _ in caught.value.errors] == list(range(accepted, 3000))
     assert (await a.cancel_sent_to(NOBODY, timeout=5)).cancelled == accepted
+
+
+async def test_nothing_overtakes_what_a_long_batch_had_no_room_for(
+    bind: Bind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch goes to the library in pieces; room that comes between two of them is too late."""
+    a, full, clear = await bind(), await bind(), await bind()
+    batch = [(s.local_address, b"%d" % i) for i in range(2000) for s in (full, clear)]
+    await a.send_batch(batch[:2], timeout=10)  # both destinations are known
+    ring = cast(RingSocket, a)._ring
+    given = ring.try_send_batch
+
+    def without_room(pairs: Any) -> Any:
+        pairs = list(pairs)
+        if (full.local_address, b"5") not in pairs:
+            return given(pairs)
+        first = pairs.index((full.local_address, b"5"))
+        some = [i for i, (dst, _) in enumerate(pairs) if i < first or dst == clear.local_address]
+        given([pairs[i] for i in some])
+        why = rdsd.error_from_errno(errno.EAGAIN)
+        raise rdsd.BatchError(
+            [(i, why) for i in range(len(pairs)) if i not in some], [0] * len(pairs)
+        )
+
+    monkeypatch.setattr(ring, "try_send_batch", without_room)
+    with pytest.raises(rdsd.BatchError) as caught:
+        await a.send_batch(batch, timeout=0)
+    to_full = [i for i, (dst, _) in enumerate(batch) if dst == full.local_address]
+    assert [i for i, _ in caught.value.errors] == to_full[5:]
+    assert {type(e) for _, e in caught.value.errors} == {rdsd.TimedOut}
+    assert await receive(full, 6) == [b"0", *(b"%d" % i for i in range(5))]
+    assert len(await receive(clear, 2001)) == 2001
 
 
 async def test_a_full_send_buffer_is_waited_for(bind: Bind) -> None:

@@ -384,11 +384,15 @@ class RingSocket(Socket):
         deadline, introduced = _deadline(limit), _introduced_by(limit)
         tags: list[Sequence[int]] = []
         errors: list[tuple[int, RdsError]] = []
+        late: dict[Address, RdsError] = {}  # had no room in time: nothing behind overtakes it
         for start in range(0, len(items), _CHUNK):
             part = items[start : start + _CHUNK]
-            chunk, refused = await self._send_chunk(part, deadline, introduced)
+            chunk, refused = await self._send_chunk(part, deadline, introduced, late)
             tags.append(chunk)
             errors.extend((start + i, error) for i, error in refused)
+            for i, error in refused:
+                if isinstance(error, WouldBlock | Congested | DaemonUnavailable | TimedOut):
+                    late.setdefault(part[i][0], error)
         every = _joined(tags)
         if errors:
             raise BatchError(errors, every)
@@ -399,8 +403,11 @@ class RingSocket(Socket):
         items: list[tuple[Address, bytes]],
         deadline: float | None,
         introduced: float | None,
+        late: dict[Address, RdsError],
     ) -> tuple[Sequence[int], list[tuple[int, RdsError]]]:
         """Tags, and what was refused for good."""
+        if late:
+            return await self._send_rest(items, deadline, introduced, late)
         got, waiting = await self._attempt(items, introduced)
         if not waiting:
             return got, []
@@ -418,8 +425,8 @@ class RingSocket(Socket):
                 else:
                     self.take_changes()
                 looked = not looked
-            except TimedOut as late:
-                refused.update((i, late) for i in waiting)
+            except TimedOut as error:
+                refused.update((i, error) for i in waiting)
                 break
             order = sorted(waiting)
             got, again = await self._attempt([items[i] for i in order], introduced)
@@ -427,6 +434,24 @@ class RingSocket(Socket):
             for i, tag in zip(order, got, strict=True):
                 tags[i] = tag
         return tags, sorted(refused.items())
+
+    async def _send_rest(
+        self,
+        items: list[tuple[Address, bytes]],
+        deadline: float | None,
+        introduced: float | None,
+        late: dict[Address, RdsError],
+    ) -> tuple[Sequence[int], list[tuple[int, RdsError]]]:
+        """As _send_chunk, of what goes to other destinations than these, which are refused."""
+        some = [i for i, (dst, _) in enumerate(items) if dst not in late]
+        refused = [(i, late[dst]) for i, (dst, _) in enumerate(items) if dst in late]
+        tags = [0] * len(items)
+        if some:
+            got, more = await self._send_chunk([items[i] for i in some], deadline, introduced, {})
+            for i, tag in zip(some, got, strict=True):
+                tags[i] = tag
+            refused += [(some[i], error) for i, error in more]
+        return tags, sorted(refused, key=lambda entry: entry[0])
 
     async def _take_back(self, dst: Address, *, wait: bool) -> None:
         """Cancels what a request has sent; nobody minds whether that can be done."""
