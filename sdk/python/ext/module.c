@@ -5,6 +5,14 @@ PyObject *datagram_type;
 
 static unsigned long main_thread;
 
+/* Of a thread that waits for a task: true once nobody waits for the task any more. */
+static _Thread_local PyObject *unwanted;
+
+static bool is_unwanted(void)
+{
+	return unwanted && PyObject_IsTrue(unwanted);
+}
+
 /* Waiting */
 
 #define REPLIES 0x80000000u /* not of the library: the socket is a reply port (_requests.py) */
@@ -22,7 +30,7 @@ void wait_rest(struct wait *w)
 	int64_t left = w->deadline - rdsdi_now();
 
 	w->slice = w->deadline == INT64_MAX ? RDSD_FOREVER : left > 0 ? left : 1;
-	if (PyThread_get_thread_ident() == main_thread && (w->slice < 0 || w->slice > SLICE))
+	if ((unwanted || PyThread_get_thread_ident() == main_thread) && (w->slice < 0 || w->slice > SLICE))
 		w->slice = SLICE;
 }
 
@@ -32,26 +40,29 @@ int wait_again(struct wait *w, int64_t result)
 		return 0;
 	if (PyErr_CheckSignals() < 0)
 		return -1;
-	if (w->deadline <= rdsdi_now() && result != -EINTR)
+	if ((w->deadline <= rdsdi_now() && result != -EINTR) || is_unwanted())
 		return 0;
 	wait_rest(w);
 	return 1;
 }
 
-/* handled runs the handlers of the signals that came; false: one raised. Without an EINTR only the main thread looks. */
+/*
+ * handled runs the handlers of the signals that came; false: one raised, or the call is
+ * unwanted. Without an EINTR only the main thread looks for signals.
+ */
 static bool handled(int err)
 {
 	PyGILState_STATE lock;
-	bool none_raised;
+	bool goes_on;
 
-	if (err != EINTR && PyThread_get_thread_ident() != main_thread)
+	if (err != EINTR && !unwanted && PyThread_get_thread_ident() != main_thread)
 		return true;
 	lock = PyGILState_Ensure();
 	rdsdi_interrupted = NULL; /* for what a handler calls */
-	none_raised = !PyErr_CheckSignals();
+	goes_on = !PyErr_CheckSignals() && !is_unwanted();
 	rdsdi_interrupted = handled;
 	PyGILState_Release(lock);
-	return none_raised;
+	return goes_on;
 }
 
 PyThreadState *once_begin(void)
@@ -217,7 +228,19 @@ static PyObject *setup(PyObject *module, PyObject *args)
 	Py_RETURN_NONE;
 }
 
+static PyObject *set_unwanted(PyObject *module, PyObject *flag)
+{
+	PyObject *old = unwanted;
+
+	(void)module;
+	unwanted = flag == Py_None ? NULL : Py_NewRef(flag);
+	Py_XDECREF(old);
+	Py_RETURN_NONE;
+}
+
 static PyMethodDef module_methods[] = {
+	{"set_unwanted", set_unwanted, METH_O,
+	 "The calls of this thread end soon after this list is not empty any more; None: as they would."},
 	{"setup", setup, METH_VARARGS,
 	 "setup(datagram, address_of, make_address, as_bytes, seconds, from_errno, forked, batch_error, main_thread)"},
 	{NULL, NULL, 0, NULL},

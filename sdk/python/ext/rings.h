@@ -12,7 +12,8 @@
  *
  * Signals. A wait ends when a signal handler ran, or after a moment in the main
  * thread, which alone runs Python's handlers: one that came just before the wait
- * would otherwise be seen at its end only.
+ * would otherwise be seen at its end only. So does one in a thread that waits for a
+ * task of an event loop (set_unwanted), which may be cancelled meanwhile.
  */
 #ifndef RDSD_PYTHON_RINGS_H
 #define RDSD_PYTHON_RINGS_H

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import itertools
 import os
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, cast
@@ -272,6 +273,47 @@ def watch_attempts(sock: rdsd.aio.Socket, monkeypatch: pytest.MonkeyPatch) -> li
     monkeypatch.setattr(ring, "try_send", try_send)
     monkeypatch.setattr(ring, "try_send_batch", try_send_batch)
     return unknown
+
+
+async def test_what_is_cancelled_leaves_no_thread(bind: Bind, daemons: Pair) -> None:
+    """A flush without a timeout, to a node that is not there, with wait_for around it: each
+    had its thread until the socket was closed."""
+    a = await bind()
+    await a.send(NOBODY, b"never", timeout=10)
+    await _cancelled(a.flush)
+    daemons[0].freeze()
+    try:
+        await _cancelled(a.flush)
+        await _cancelled(lambda: a.cancel_sent_to(NOBODY))
+        await _cancelled(lambda: a.congested((NOBODY[0], 4321)))
+        async with rdsd.aio.Client(daemons[0].target, front_end="rings") as client:
+            await _cancelled(lambda: client.bind((daemons[0].address, 0), timeout=None))
+    finally:
+        daemons[0].thaw()
+    await a.cancel_sent_to(NOBODY, timeout=10)
+    await a.flush(timeout=10)  # what has ended so is in nobody's way
+
+
+async def _cancelled(call: Callable[[], Awaitable[Any]]) -> None:
+    """Makes a call that cannot end by itself, cancels it, and waits until its thread is gone."""
+    await _until(lambda: not _asking())
+    waits = asyncio.ensure_future(call())
+    await _until(_asking)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(waits, 0.05)
+    assert waits.cancelled()
+    await _until(lambda: not _asking())
+
+
+def _asking() -> bool:
+    return any(thread.name == "rdsd-ask" for thread in threading.enumerate())
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < limit
+        await asyncio.sleep(0.01)
 
 
 async def test_no_attempt_waits_in_the_loop(

@@ -498,8 +498,21 @@ class RingSocket(Socket):
     # -- waiting ---------------------------------------------------------------
 
     async def _ask(self, question: Callable[[], T]) -> T:
-        """Runs what waits for the daemon in a thread."""
-        return await in_thread(question)
+        """Runs what waits for the daemon in a thread, which ends soon after this is cancelled."""
+        unwanted: list[None] = []
+
+        def ask() -> T:
+            _rings.set_unwanted(unwanted)
+            try:
+                return question()
+            finally:
+                _rings.set_unwanted(None)
+
+        try:
+            return await in_thread(ask)
+        except asyncio.CancelledError:
+            unwanted.append(None)
+            raise
 
     async def _wait(
         self, what: int, deadline: float | None, reply: Call[Datagram] | None = None
