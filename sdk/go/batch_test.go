@@ -205,6 +205,56 @@ func TestTryOfSeveralMessages(t *testing.T) {
 	}
 }
 
+// What found no room in time is not overtaken either: the daemon gives up before the caller does.
+func TestLateBatchOfSeveralMessages(t *testing.T) {
+	for _, waits := range []bool{false, true} { // it is refused at first, or waits behind another call's
+		_, _, s, st := bindFake(t)
+		ctx := testContext(t)
+		before := make(chan error, 1)
+		if waits {
+			before = goErr(func() error { return s.Send(ctx, peerAddr, []byte("before")) })
+			st.sendResult(st.nextSend(), sendError(0, 1, rdserr.ErrCongested))
+		} else {
+			before <- nil
+		}
+		first := make([]*rdsdv1.SendBatch, 0, 1)
+		if waits {
+			first = append(first, st.nextSend())
+		}
+		ds := slices.Repeat([]Datagram{{Addr: peerAddr}}, maxBatchDatagrams)
+		ds = append(ds, Datagram{Addr: peerAddr}, Datagram{Addr: otherAddr}, Datagram{Addr: peerAddr})
+		accepted := 0
+		done := goErr(func() (err error) { accepted, err = s.SendBatch(ctx, ds); return err })
+		b := st.nextSend()
+		if !waits {
+			st.sendResult(b, sendError(3, maxBatchDatagrams-3, rdserr.ErrCongested))
+			b = st.nextSend()
+			st.sendResult(b, sendError(0, uint32(len(b.GetLength())), rdserr.ErrTimeout))
+		} else {
+			st.sendResult(b, sendError(3, maxBatchDatagrams-3, rdserr.ErrTimeout))
+		}
+		if !b.GetWait() {
+			t.Errorf("%d datagrams do not wait", len(b.GetLength()))
+		}
+		b = st.nextSend() // there is room again
+		if len(b.GetLength()) != 1 || endpointFromProto(b.GetDestination()[0]) != otherAddr {
+			t.Errorf("%d datagrams to %v", len(b.GetLength()), b.GetDestination())
+		}
+		st.sendResult(b)
+		for _, b := range first {
+			st.sendResult(b)
+		}
+		if err := waitErr(t, before); err != nil {
+			t.Error(err)
+		}
+		err := waitErr(t, done)
+		wantErr(t, err, rdserr.ErrTimeout)
+		if be, ok := errors.AsType[*BatchError](err); !ok || accepted != 4 || len(be.Errors) != len(ds)-4 {
+			t.Errorf("%d accepted: %v", accepted, err)
+		}
+	}
+}
+
 // A batch that is used again is an empty one.
 func TestRecycledBatch(t *testing.T) {
 	b := &batch{id: 1, seq: 2, firstTag: 3, deadline: time.Now(), wantOutcomes: true, wait: true, parts: []part{{&call{}, 1}}}

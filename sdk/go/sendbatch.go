@@ -2,6 +2,7 @@ package rdsd
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"slices"
 
@@ -59,8 +60,8 @@ func (s *stream) sendBatch(ctx context.Context, op string, ds []Datagram, wait b
 type batchRun struct {
 	batchErrors
 	s *stream
-	// Of a try: where a datagram found no room. Those behind it in later messages, for which
-	// there may be room again, do not overtake it.
+	// Where a datagram found no room, of a try or in time. Those behind it in later messages,
+	// for which there may be room again, do not overtake it.
 	jammed map[netip.AddrPort]error
 }
 
@@ -73,6 +74,16 @@ func (r *batchRun) jam(index, count int, err error) {
 		r.jammed[unmap(d.Addr)] = err
 	}
 	r.fail(index, count, err, false)
+}
+
+// refuse notes what the daemon refused for good. It gives up a little before the caller's
+// deadline (timeoutNs), so later messages may still be sent.
+func (r *batchRun) refuse(e sendErr) {
+	if noRoom(e.err) || errors.Is(e.err, rdserr.ErrTimeout) {
+		r.jam(e.index, e.count, e.err)
+		return
+	}
+	r.fail(e.index, e.count, e.err, false)
 }
 
 // batchErrors gathers the errors of one SendBatch call.
@@ -171,13 +182,10 @@ func (r *batchRun) chunk(ctx context.Context, from int, wait bool) (n int, stop 
 		e.index += from
 		// These are sent again in order. What follows them to the same destination was
 		// refused with them (transmit.go), so nothing overtakes.
-		switch {
-		case !noRoom(e.err):
-			r.fail(e.index, e.count, e.err, false)
-		case wait:
+		if wait && noRoom(e.err) {
 			again = append(again, e)
-		default:
-			r.jam(e.index, e.count, e.err)
+		} else {
+			r.refuse(e)
 		}
 	}
 	c.recycle()
@@ -306,7 +314,8 @@ func (r *batchRun) wait(ctx context.Context, runs []sendErr) (stop error) {
 			r.fail(run.index, run.count, c.err, c.undecided)
 		}
 		for _, e := range c.errs {
-			r.fail(run.index+e.index, e.count, e.err, false)
+			e.index += run.index
+			r.refuse(e)
 		}
 		c.recycle()
 	}
