@@ -6,6 +6,7 @@ stream of messages (gRPC or the control socket), ``_sync_rings`` over rings.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import weakref
@@ -164,7 +165,8 @@ class Client:
 
     def close(self) -> None:
         """Closes every socket and the channel; a bind under way raises Closed. Again: nothing."""
-        if self._guard.forked:
+        # The threads of an interpreter that is ending are gone, perhaps with a lock.
+        if self._guard.forked or sys.is_finalizing():
             return
         with self._lock:
             if self._closed:

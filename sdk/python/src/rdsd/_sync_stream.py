@@ -9,6 +9,7 @@ of their own, or read the stream themselves where it allows that (``_sync_packet
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -267,7 +268,8 @@ class StreamSocket(Socket):
     # -- the end ---------------------------------------------------------------
 
     def close(self) -> None:
-        if self._guard.forked:
+        # The threads of an interpreter that is ending are gone, perhaps with the lock.
+        if self._guard.forked or sys.is_finalizing():
             return
         with self._lock:  # whoever waits in a call hears of it before the daemon is waited for
             self._core.close()
