@@ -163,6 +163,9 @@ func (n *Node) run(ctx context.Context) error {
 	if n.deps.Config.Lonely() {
 		n.deps.Log.Warn("no peer beyond loopback is allowed: add [[peers]] rules to the configuration")
 	}
+	if self := uint32(os.Geteuid()); base.ForeignUser(self) {
+		n.deps.Log.Warn("the daemon's user has the number that stands for all who have none in its user namespace: it cannot be told from them, and neither administers nor is a peer. Run the daemon as another user", "uid", self)
+	}
 	if err := n.openDescriptors(); err != nil {
 		return err
 	}

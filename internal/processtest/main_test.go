@@ -59,21 +59,27 @@ func run(t *testing.T, under []string, args ...string) *process {
 	p.cmd.WaitDelay = 5 * time.Second // for whatever it has started and left
 	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.out
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	p.start()
+	return p
+}
+
+// start starts p.cmd, which ends with the test.
+func (p *process) start() {
+	p.t.Helper()
 	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
+		p.t.Fatal(err)
 	}
 	go func() { // ends with the process
 		defer close(p.done)
 		p.cmd.Wait()
 	}()
-	t.Cleanup(func() {
+	p.t.Cleanup(func() {
 		p.cmd.Process.Kill()
 		<-p.done
-		if t.Failed() {
-			t.Logf("%v:\n%s", args, p.out.String())
+		if p.t.Failed() {
+			p.t.Logf("%v:\n%s", p.cmd.Args, p.out.String())
 		}
 	})
-	return p
 }
 
 // exit waits for the end and returns the exit code.

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/config"
 )
 
@@ -28,5 +29,10 @@ func Identify(conn net.Conn) (config.Identity, error) {
 	if err = errors.Join(err, credErr); err != nil {
 		return config.Identity{}, fmt.Errorf("peer credentials: %w", err)
 	}
-	return config.Identity{UID: cred.Uid, GID: cred.Gid, PID: cred.Pid}, nil
+	return config.Identity{UID: cred.Uid, GID: cred.Gid, PID: cred.Pid, ForeignUser: base.ForeignUser(cred.Uid), ForeignGroup: base.ForeignGroup(cred.Gid)}, nil
+}
+
+// OfUser is the identity of whom no more is known than the user, who is the kernel's answer.
+func OfUser(uid uint32) config.Identity {
+	return config.Identity{UID: uid, GID: config.NobodyID, ForeignUser: base.ForeignUser(uid), ForeignGroup: true}
 }

@@ -239,7 +239,7 @@ func (r *ringSock) pairReader(port uint16) *ringSock {
 	switch {
 	case !ok || !to.pairs.wanted || !to.begun || to.closed || to.hostile != nil || r.closed:
 	// Of another user's memory a reader could hold as much as it likes to be sent.
-	case to.s.id.UID != r.s.id.UID:
+	case to.s.id.UID != r.s.id.UID || r.s.id.ForeignUser:
 	case r.pairs.out[port] != nil || len(r.pairs.out) >= maxPairs || len(to.pairs.in) >= maxPairs:
 	case to.pairs.in[r.sock.Addr().Port()] != nil: // of a socket before r, which the reader still has
 	case r.host.Traced() || r.front.sockets.draining() != nil:

@@ -47,6 +47,9 @@ func TestPairsAreBounded(t *testing.T) {
 			t.Errorf("%s: may be offered %v", what, got)
 		}
 	}
+	socks[sends].s.id.ForeignUser = true
+	try(false, "the number of both says of neither who it is")
+	socks[sends].s.id.ForeignUser = false
 	mine := fake(uid, base.MaxPairsPerUID-1)
 	try(true, "one less than its bound")
 	mine = append(mine, fake(uid, 1)...)

@@ -6,7 +6,7 @@ import "math/bits"
 func (c *Config) Bindable(id Identity) []PortRange {
 	var may portSet
 	may.put(0, 1<<16-1, true)
-	if id.UID != 0 || id.Remote {
+	if id.UID != 0 || !id.known() {
 		may.put(0, max(c.RDS.LowPortsBelow, 1)-1, false)
 		for i := range c.Ports {
 			if g := &c.Ports[i]; g.Exclusive {

@@ -292,6 +292,11 @@ func TestMayBind(t *testing.T) {
 		{Identity{UID: 9}, 1023, false},
 		{Identity{UID: 9}, 1024, true},
 		{Identity{UID: 9}, 0, true},
+		{Identity{UID: 1000, ForeignUser: true}, 5000, false},
+		{Identity{UID: 0, ForeignUser: true}, 5000, false}, // where the number of strangers is 0
+		{Identity{UID: 1000, ForeignGroup: true}, 5000, true},
+		{Identity{UID: 9, GID: 50, ForeignGroup: true}, 150, false},
+		{Identity{UID: 9, GID: 50, ForeignUser: true}, 150, true},
 	} {
 		err := c.MayBind(tc.id, tc.port)
 		if (err == nil) != tc.ok {
@@ -331,7 +336,7 @@ func TestBindable(t *testing.T) {
 		for range 50 {
 			edges = append(edges, 2+rng.Intn(65534))
 		}
-		for _, id := range []Identity{{UID: 0}, {UID: 0, Remote: true}, {UID: 1000}, {UID: 9, GID: 50}, {UID: 9}, {UID: 1000, GID: 50, Remote: true}} {
+		for _, id := range []Identity{{UID: 0}, {UID: 0, Remote: true}, {UID: 1000}, {UID: 9, GID: 50}, {UID: 9}, {UID: 1000, GID: 50, Remote: true}, {UID: 0, GID: 50, ForeignUser: true}, {UID: 1000, GID: 50, ForeignGroup: true}} {
 			list := c.Bindable(id)
 			for i, r := range list {
 				if r.First < 2 || r.First > r.Last || i > 0 && int(r.First) <= int(list[i-1].Last)+1 {
@@ -417,8 +422,16 @@ func TestPeerPolicy(t *testing.T) {
 		{"127.0.0.9", 1000, false}, {"127.0.0.10", 1000, false}, // the longest prefix decides
 		{"10.0.0.5", 1000, false}, {"10.0.0.5", 0, true}, // an allowed network, from here
 	} {
-		if err := c.MayBePeer(netip.MustParseAddr(tc.addr), tc.uid, 990); (err == nil) != tc.ok {
+		if err := c.MayBePeer(netip.MustParseAddr(tc.addr), Identity{UID: tc.uid}, 990); (err == nil) != tc.ok {
 			t.Errorf("user %d at %s: %v", tc.uid, tc.addr, err)
+		}
+	}
+	for _, uid := range []uint32{0, 990, 1000} { // each of them may, unless it stands for strangers
+		if err := c.MayBePeer(netip.MustParseAddr("127.0.0.5"), Identity{UID: uid, ForeignUser: true}, 990); err == nil {
+			t.Errorf("a stranger with the number %d may", uid)
+		}
+		if c.API.AdminUIDs = []uint32{1000}; c.IsAdmin(Identity{UID: uid, ForeignUser: true}, 990) || !c.IsAdmin(Identity{UID: uid, ForeignGroup: true}, 990) {
+			t.Errorf("a stranger with the number %d is an administrator, or none is who has it", uid)
 		}
 	}
 	if c.Lonely() {

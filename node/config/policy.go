@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 
@@ -13,6 +14,20 @@ type Identity struct {
 	UID, GID uint32
 	PID      int32 // 0 in another pid namespace
 	Remote   bool  // came over the remote listener; UID and GID are NobodyID
+	// ForeignUser and ForeignGroup: UID, or GID, stands for all that have no number in the
+	// daemon's user namespace. It tells nobody from others, and gives no right.
+	ForeignUser, ForeignGroup bool
+}
+
+// known tells whether the kernel said which user that is.
+func (id Identity) known() bool { return !id.Remote && !id.ForeignUser }
+
+// NoName is what errors say of a user that is not known; "" for others.
+func (id Identity) NoName() string {
+	if !id.ForeignUser {
+		return ""
+	}
+	return fmt.Sprintf(" (%d stands for all users that have no number in the daemon's user namespace, so that it gets no rights: give this one a number there, or run both in one)", id.UID)
 }
 
 // NobodyID is the user and group of a client without identity.
@@ -26,7 +41,7 @@ const NobodyID = 65534
 //   - and so is one below rds.low_ports_below.
 //   - Everything else is free for all.
 func (c *Config) MayBind(id Identity, port uint16) error {
-	if id.UID == 0 && !id.Remote {
+	if id.UID == 0 && id.known() {
 		return nil
 	}
 	exclusive := false
@@ -42,22 +57,22 @@ func (c *Config) MayBind(id Identity, port uint16) error {
 	}
 	switch {
 	case exclusive:
-		return rdserr.With(rdserr.ErrPerm, "port %d belongs to another user; uid %d needs a [[ports]] grant for it, or take a port outside the granted ranges", port, id.UID)
+		return rdserr.With(rdserr.ErrPerm, "port %d belongs to another user; uid %d needs a [[ports]] grant for it, or take a port outside the granted ranges%s", port, id.UID, id.NoName())
 	case port < c.RDS.LowPortsBelow && port != 0:
-		return rdserr.With(rdserr.ErrPerm, "port %d is below %d (rds.low_ports_below); uid %d needs a [[ports]] grant for it, or take a higher port", port, c.RDS.LowPortsBelow, id.UID)
+		return rdserr.With(rdserr.ErrPerm, "port %d is below %d (rds.low_ports_below); uid %d needs a [[ports]] grant for it, or take a higher port%s", port, c.RDS.LowPortsBelow, id.UID, id.NoName())
 	}
 	return nil
 }
 
 // names tells whether the grant is that client's.
 func (g *PortGrant) names(id Identity) bool {
-	return !id.Remote && (g.UID != nil && *g.UID == id.UID || g.GID != nil && *g.GID == id.GID)
+	return !id.Remote && (g.UID != nil && *g.UID == id.UID && !id.ForeignUser || g.GID != nil && *g.GID == id.GID && !id.ForeignGroup)
 }
 
 // IsAdmin tells whether a client may change things through the Admin service.
 // self is the uid the daemon runs as.
 func (c *Config) IsAdmin(id Identity, self uint32) bool {
-	if id.Remote {
+	if !id.known() {
 		return false
 	}
 	if id.UID == 0 || id.UID == self {
@@ -83,18 +98,18 @@ func (c *Config) PeerPolicy(addr netip.Addr) (allowed, kernel bool) {
 	return addr.IsLoopback(), addr.IsLoopback()
 }
 
-// MayBePeer tells whether user uid of this machine may be the peer at addr, an
+// MayBePeer tells whether the user id of this machine may be the peer at addr, an
 // address of this machine; nil is yes. Root and the daemon's own user, self, may;
 // others need the rule that decides over addr to name them: a rule that allows a
 // network lets nobody in who happens to be here.
-func (c *Config) MayBePeer(addr netip.Addr, uid, self uint32) error {
-	if uid == 0 || uid == self {
+func (c *Config) MayBePeer(addr netip.Addr, id Identity, self uint32) error {
+	if id.known() && (id.UID == 0 || id.UID == self) {
 		return nil
 	}
-	if r := c.peerRule(addr.Unmap().WithZone("")); r != nil && !r.Deny && slices.Contains(r.UIDs, uid) {
+	if r := c.peerRule(addr.Unmap().WithZone("")); r != nil && !r.Deny && id.known() && slices.Contains(r.UIDs, id.UID) {
 		return nil
 	}
-	return rdserr.With(rdserr.ErrPerm, "it is on this machine and user %d's, who is no peer; name the user in uids of a [[peers]] rule for %v", uid, addr)
+	return rdserr.With(rdserr.ErrPerm, "it is on this machine and user %d's, who is no peer; name the user in uids of a [[peers]] rule for %v%s", id.UID, addr, id.NoName())
 }
 
 // peerRule is the rule that decides over addr, nil when there is none.

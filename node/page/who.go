@@ -74,7 +74,7 @@ func Identify(c net.Conn) (config.Identity, error) {
 	if err != nil {
 		return id, fmt.Errorf("the kernel does not tell whose connection this is: %w", err)
 	}
-	return config.Identity{UID: uid, GID: config.NobodyID}, nil
+	return access.OfUser(uid), nil
 }
 
 func addrPort(a net.Addr) (netip.AddrPort, bool) {
@@ -104,10 +104,10 @@ func (p *Page) mayLook(id config.Identity, c net.Conn) error {
 	switch {
 	case conf.IsAdmin(id, self), mode&0o002 != 0:
 		return nil
-	case mode&0o020 != 0 && p.groups.member(id.UID, conf.API.SocketGroup, time.Now()):
+	case mode&0o020 != 0 && !id.ForeignUser && p.groups.member(id.UID, conf.API.SocketGroup, time.Now()):
 		return nil
 	}
-	return rdserr.With(rdserr.ErrPerm, "uid %d may not use the daemon's socket, and so may not look here: join the group of %s (api.socket_group) and log in anew, or be one of api.admin_uids", id.UID, conf.API.Socket)
+	return rdserr.With(rdserr.ErrPerm, "uid %d may not use the daemon's socket, and so may not look here: join the group of %s (api.socket_group) and log in anew, or be one of api.admin_uids%s", id.UID, conf.API.Socket, id.NoName())
 }
 
 const (

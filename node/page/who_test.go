@@ -90,6 +90,9 @@ func TestMayLookByGroup(t *testing.T) {
 		if (err == nil) != c.want {
 			t.Errorf("mode %o, member %v: %v", c.perm, c.member, err)
 		}
+		if p.mayLook(config.Identity{UID: 54321, ForeignUser: true}, a) == nil && c.perm&0o002 == 0 {
+			t.Errorf("mode %o: a user who is in the group lets in those who cannot be told from it", c.perm)
+		}
 		if err != nil && !strings.Contains(err.Error(), "uid 54321") {
 			t.Errorf("the refusal does not say of whom: %v", err)
 		}

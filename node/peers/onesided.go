@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/netip"
-	"os"
 	"syscall"
 	"time"
 
@@ -55,7 +54,7 @@ func (r *Registry) mayStill(remote netip.AddrPort, user int64) error {
 	if user == NoUser {
 		return nil
 	}
-	return r.deps.Conf().MayBePeer(remote.Addr(), uint32(user), uint32(os.Geteuid()))
+	return r.mayBePeer(remote.Addr(), uint32(user))
 }
 
 // judged is a transport whose peers are judged when they ask to connect: it has no handshakes

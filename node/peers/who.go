@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/rdsd/rdsd/internal/netlocal"
+	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -81,7 +82,12 @@ func (r *Registry) checkOwner(remote netip.AddrPort, owner func() (uint32, error
 	if err != nil {
 		return fmt.Errorf("it is on this machine, and the kernel does not tell whose it is: %w", err)
 	}
-	return r.deps.Conf().MayBePeer(remote.Addr(), uid, uint32(os.Geteuid()))
+	return r.mayBePeer(remote.Addr(), uid)
+}
+
+// mayBePeer judges a user of this machine, of whom the kernel told the number.
+func (r *Registry) mayBePeer(addr netip.Addr, uid uint32) error {
+	return r.deps.Conf().MayBePeer(addr, config.Identity{UID: uid, ForeignUser: base.ForeignUser(uid)}, uint32(os.Geteuid()))
 }
 
 // Denies reports whether err, of a judgement of a link that was let in, says that its peer may

@@ -33,7 +33,7 @@ func (f *Front) mayChange(ctx context.Context, what string) error {
 	if id.Remote {
 		return rdserr.With(rdserr.ErrPerm, "%s is for administrators; remote clients have no identity, use the Unix socket", what)
 	}
-	return rdserr.With(rdserr.ErrPerm, "%s is for administrators; uid %d is not root, the daemon's user or one of api.admin_uids", what, id.UID)
+	return rdserr.With(rdserr.ErrPerm, "%s is for administrators; uid %d is not root, the daemon's user or one of api.admin_uids%s", what, id.UID, id.NoName())
 }
 
 // GetStatus describes the node as a whole.
