@@ -23,7 +23,11 @@ func (n *Node) startVolumes() error {
 		return nil // a core without links, in tests
 	}
 	cfg := n.deps.Config.VolumeConfig()
-	if err := makeSocketDir(cfg.SocketDir, cfg.SocketMode); err != nil {
+	err := makeSocketDir(cfg.SocketDir, cfg.SocketMode)
+	if err == nil && n.deps.Config.Volumes.SocketDir == "" && cfg.SocketDir != "" {
+		err = volume.OwnDirectory(cfg.SocketDir) // that of the configuration may be anybody's
+	}
+	if err != nil {
 		return n.deps.Config.Failed("volumes.socket_dir", fmt.Errorf("volumes.socket_dir: %w", err))
 	}
 	if err := n.openRDMA(); err != nil {

@@ -376,6 +376,35 @@ func TestVolumeDirectories(t *testing.T) {
 	}
 }
 
+// TestSocketDirOfAStranger: another user may have made the directory beside the daemon's socket before it. Sockets of
+// mappings do not appear there, unless the configuration says so.
+func TestSocketDirOfAStranger(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("to give a directory to another user takes root")
+	}
+	c := testConfig(t)
+	c.Volumes.StateDir = "none"
+	dir := c.VolumeConfig().SocketDir
+	if err := os.Mkdir(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(dir, 4242, 4242); err != nil {
+		t.Fatal(err)
+	}
+	n, err := New(c, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "volumes.socket_dir") || !strings.Contains(err.Error(), "uid 4242") {
+		t.Errorf("started: %v", err)
+	}
+	c.Volumes.SocketDir = dir
+	if n, err = New(c, nil); err != nil {
+		t.Fatal(err)
+	}
+	startNode(t, n)
+}
+
 // Wrong requests are answered with what would be right.
 func TestVolumeRequestsAreChecked(t *testing.T) {
 	cfgs := startNodes(t, 1, nil)

@@ -3,6 +3,7 @@ package volume
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -35,10 +36,13 @@ func openDirectory(dir string, open func(name string, flag int, mode os.FileMode
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
+	if err := OwnDirectory(dir); err != nil {
+		return nil, err
+	}
 	lock := filepath.Join(dir, "volumes.lock")
-	f, err := open(lock, os.O_RDWR|os.O_CREATE, 0o600)
+	f, err := openOwn(lock, os.O_RDWR|os.O_CREATE, 0o600, open)
 	if errors.Is(err, unix.EROFS) { // what is there can be read
-		if r, e := open(lock, os.O_RDONLY, 0); e == nil {
+		if r, e := openOwn(lock, os.O_RDONLY, 0, open); e == nil {
 			f, err = r, nil
 		}
 	}
@@ -55,7 +59,14 @@ func openDirectory(dir string, open func(name string, flag int, mode os.FileMode
 	return &directory{name: filepath.Join(dir, stateFile), lock: f, replace: replaceFile}, nil
 }
 
-func (d *directory) Read() ([]byte, error) { return os.ReadFile(d.name) }
+func (d *directory) Read() ([]byte, error) {
+	f, err := openOwn(d.name, os.O_RDONLY, 0, os.OpenFile)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(f)
+}
 
 func (d *directory) Write(b []byte) error { return d.replace(d.name, b) }
 
@@ -75,7 +86,8 @@ func (d *directory) Close() { d.lock.Close() }
 // replaceFile writes a file so that a reader, at whatever moment the machine
 // dies, finds the old content or the new one.
 func replaceFile(name string, b []byte) error {
-	f, err := os.OpenFile(name+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	os.Remove(name + ".new") // of a write that did not come to its end
+	f, err := os.OpenFile(name+".new", os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return err
 	}
