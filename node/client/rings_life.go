@@ -27,6 +27,9 @@ func openRing(f *Front, p *packetStream, id config.Identity, m *rdsdv1.Bind) (ta
 	if v := m.GetRing().GetVersion(); v != shm.Version {
 		return false, rdserr.With(rdserr.ErrNotSupported, "rings of layout version %d; this daemon has version %d, or bind without", v, shm.Version)
 	}
+	if err := shm.Usable(); err != nil {
+		return false, rdserr.With(rdserr.ErrNotSupported, "rings need mincore(2), which the system refuses the daemon (%v): let it through the filter of system calls (SystemCallFilter= of its unit), or bind without", err)
+	}
 	if err := f.deps.FDs.Room(base.RingMakingFDs, base.KeepOfClients); err != nil {
 		f.deps.Count.BindsRefused.Add(1)
 		return false, err
