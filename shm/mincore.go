@@ -18,7 +18,9 @@ func askMincore(b []byte, pages []byte) unix.Errno {
 
 // Usable is why a daemon may have no regions here, nil if it may: it has to be told which pages a client has made, and
 // filters of system calls may refuse that. What is found out first holds for the process.
-var Usable = sync.OnceValue(func() error {
+func Usable() error { return usableHere() }
+
+var usableHere = sync.OnceValue(func() error {
 	b, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
 		return nil // memory is lacking: the region will say so

@@ -40,8 +40,8 @@ const passEvery = 5 * time.Millisecond
 // pass has the reactor's goroutine, which is about to wait, go through Go's scheduler now and then. From one that
 // has not for 10 ms the runtime's monitor takes its place at each wait, however short, and then sleeps itself. To wake
 // the monitor is the first that the thread does when it wakes, and the monitor runs 2,000 times a second: with work
-// each millisecond that was half of the processor time of all. Goroutines that are ready come first, as they do
-// when a place was taken.
+// each millisecond that was two fifths of a daemon's processor time (docs/performance-log.md, 46). Goroutines that are
+// ready come first, as they do when a place was taken.
 func (r *Reactor) pass() {
 	if r.now-r.passed >= passEvery {
 		r.passed = r.now
