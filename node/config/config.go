@@ -66,7 +66,7 @@ type RDS struct {
 	HardLimitFactor   int          `toml:"hard_limit_factor" usage:"hard receive limit as a multiple of the soft one" want:"2 to 64"`
 	ReconnectMin      Duration     `toml:"reconnect_min" usage:"first reconnect delay (full jitter)" want:"a duration such as \"100ms\", at least 1ms and at most rds.reconnect_max"`
 	ReconnectMax      Duration     `toml:"reconnect_max" usage:"largest reconnect delay (full jitter)" want:"a duration such as \"5s\", at most 10m"`
-	HeartbeatInterval Duration     `toml:"heartbeat_interval" usage:"silence after which another rdsd is sent a heartbeat" want:"a duration such as \"5s\", 100ms to 10m, shorter than rds.heartbeat_timeout"`
+	HeartbeatInterval Duration     `toml:"heartbeat_interval" usage:"silence after which another rdsd is sent a heartbeat" want:"a duration such as \"10s\", 100ms to 10m, shorter than rds.heartbeat_timeout"`
 	HeartbeatTimeout  Duration     `toml:"heartbeat_timeout" usage:"silence after which a link to another rdsd is given up" want:"a duration such as \"20s\", longer than rds.heartbeat_interval"`
 	RestartHold       Duration     `toml:"restart_hold" usage:"how long, after a start, ports that were bound before are held for the users who had them; 0s: not at all" want:"a duration such as \"3s\", 0s to 1m"`
 	PingEnable        bool         `toml:"ping_enable" usage:"answer pings and handshakes of kernels; those of other rdsd are answered always" want:"true or false"`
@@ -165,7 +165,7 @@ func Default() *Config {
 			HardLimitFactor:   4,
 			ReconnectMin:      Duration{100 * time.Millisecond},
 			ReconnectMax:      Duration{5 * time.Second},
-			HeartbeatInterval: Duration{5 * time.Second},
+			HeartbeatInterval: Duration{10 * time.Second},
 			HeartbeatTimeout:  Duration{20 * time.Second},
 			RestartHold:       Duration{3 * time.Second},
 			PingEnable:        true,
