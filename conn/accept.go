@@ -228,6 +228,7 @@ func (p *Lane) becomeLane0() {
 	c.lanes[0], c.lanes[p.idx] = p, q
 	q.idx, p.idx = p.idx, 0
 	p.congDirty = true
+	p.kick()
 }
 
 // nextAttempt is above every number given out so far, also those of links that ended before

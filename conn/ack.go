@@ -75,7 +75,9 @@ func (p *Lane) Acked(now time.Duration, attempt uint64, bytes uint64) {
 		return
 	}
 	was := p.txAcked
-	if p.ackTCP(now, bytes); p.txAcked > was {
+	p.ackTCP(now, bytes)
+	p.believe(now)
+	if p.txAcked > was {
 		p.vain = 0
 	} else {
 		p.vain = min(p.vain+1, vainMost)
@@ -137,6 +139,9 @@ func (p *Lane) ackTCP(now time.Duration, bytes uint64) {
 		// opens the lane.
 		if m.Kind == MsgNull && p.state == Up && p.probed && !p.ready {
 			p.become(now)
+		}
+		if m.Kind == MsgProbe {
+			p.pings.arrived++
 		}
 		p.c.done(p, m, Delivered, WhyNone)
 	}

@@ -100,8 +100,6 @@ type Conn struct {
 	// kernel has answered to. The kernel maps our source ports to its lanes by it.
 	told  uint16
 	known int
-	// lateAnswers is how many answers of a kernel may still come to pings of links that are gone.
-	lateAnswers int
 	// asked has a bit for each lane on which the larger address wants to be connected.
 	asked uint8
 

@@ -99,25 +99,6 @@ func (p *Lane) onHandshake(now time.Duration, h *wire.Header, f *transport.Frame
 	}
 	// Links that waited until the peer is known (mustWait) are read on.
 	c.EachLane((*Lane).Resume)
-	late := reply && c.kind != KindRdsd && (c.lateAnswers > 0 || h.Flags&wire.FlagRetransmitted != 0)
-	switch {
-	case !reply:
-	case late:
-		// It may be about a ping of a former link, which the kernel had when that was lost; one that is sent
-		// again is. Then the kernel has not had what this link has said: neither how many lanes there are,
-		// nor where our numbers begin. It answers each ping once, so another one brings certainty.
-		c.lateAnswers = max(c.lateAnswers-1, 0)
-		if err == nil && h.Flags&wire.FlagRetransmitted == 0 {
-			p.pingAgain()
-		}
-		return err
-	case len(p.toldPending) > 0:
-		// Answers come in the order of the pings: by the NPATHS of that one the kernel now maps
-		// our source ports, and further lanes can be connected.
-		c.known = max(c.known, p.toldPending[0])
-		p.toldPending = p.toldPending[1:]
-		p.led(now)
-	}
 	if err != nil {
 		return err
 	}
@@ -134,17 +115,17 @@ func (p *Lane) onHandshake(now time.Duration, h *wire.Header, f *transport.Frame
 		p.kick()
 		return nil
 	}
-	if p.probed && !p.ready && p.state == Up { // a kernel's link is read on while it closes
+	if c.kind != KindRdsd {
+		p.onAnswer(now)
+	} else if p.probed && !p.ready && p.state == Up {
 		c.measured(now - p.probedAt)
-		if c.kind == KindRdsd {
-			// This is the first acknowledgement of a link that counts: the peer has seen our
-			// incarnation by now, so it is about this one. It takes the messages that arrived on
-			// the former link out of retrans, before anything is sent again.
-			if err := p.ack(now, h.Ack); err != nil {
-				return err
-			}
-			p.settleCancelled(now, f.Payload)
+		// This is the first acknowledgement of a link that counts: the peer has seen our
+		// incarnation by now, so it is about this one. It takes the messages that arrived on
+		// the former link out of retrans, before anything is sent again.
+		if err := p.ack(now, h.Ack); err != nil {
+			return err
 		}
+		p.settleCancelled(now, f.Payload)
 		p.become(now)
 	}
 	return nil
@@ -240,7 +221,6 @@ func (p *Lane) onKernel(now time.Duration, x *wire.Handshake, reply bool) error 
 			// that is lost with its link would be sent again below these, and dropped as old: so the
 			// next links begin with an unflagged one that it confirms.
 			c.EachLane(func(q *Lane) { q.synced = false })
-			c.lateAnswers = 0 // the pings before this link are forgotten
 			c.peerGen = x.GenNum
 			if c.kind == KindKernel && !reply {
 				p.becomeLane0() // as below: what has come on this link, and is read yet, counts there
@@ -396,15 +376,22 @@ func (p *Lane) whyNoAnswer() error {
 		return fmt.Errorf("%w: nothing was sent to it", errNoAnswer)
 	case p.writing:
 		return fmt.Errorf("%w: what was sent to it has not left", errNoAnswer)
+	case p.mute:
+		return fmt.Errorf("%w: TCP does not say that it has what was sent to it", errNoAnswer)
 	case p.heard:
 		return fmt.Errorf("%w: something else came from it", errNoAnswer)
 	}
 	return fmt.Errorf("%w: nothing came from it", errNoAnswer)
 }
 
-// noAnswer ends the wait for a handshake when ProbeTimeout has passed.
+// noAnswer ends the wait for a handshake when ProbeTimeout has passed. A kernel need not answer, but has to have
+// our ping, as with an answer (onAnswer): that is waited for once more as long.
 func (p *Lane) noAnswer(now time.Duration) {
 	c := p.c
+	if p.mute {
+		p.Drop(now, p.whyNoAnswer())
+		return
+	}
 	c.ctr.HandshakeTimeout++
 	switch {
 	case !c.may().mute || c.kind == KindUnknown && !p.heard:
@@ -417,7 +404,10 @@ func (p *Lane) noAnswer(now time.Duration) {
 			return
 		}
 		c.nlanes = max(c.nlanes, 1)
-		p.become(now)
+		if p.mute, p.probedAt = true, now; p.pings.arrived == 0 {
+			p.emit(ActPoll)
+		}
+		p.believe(now)
 	}
 }
 
@@ -441,8 +431,7 @@ func (c *Conn) changed(now time.Duration) {
 	for c.inc == 0 {
 		c.inc = c.com.Rng.Uint64()
 	}
-	c.lateAnswers = 0
-	c.EachLane(func(p *Lane) { p.synced, p.toldPending = false, nil; p.Drop(now, errPeerChanged) })
+	c.EachLane(func(p *Lane) { p.synced = false; p.Drop(now, errPeerChanged) })
 }
 
 // AddressLost ends our incarnation towards the peer because our address has left this

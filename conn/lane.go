@@ -74,12 +74,9 @@ type Lane struct {
 	// serial numbers the link among all links of the connection. It tells an older link
 	// from a newer one across lanes, which attempt, counted for each lane, cannot.
 	serial uint64
-	// probedAt is when our handshake ping was queued, if probed, so that its answer is not waited for
-	// longer than ProbeTimeout.
+	// probedAt is when our handshake ping was queued, if probed: its answer is waited for until ProbeTimeout.
 	probedAt time.Duration
-	// toldPending are the NPATHS of our pings that a kernel has not answered, the oldest
-	// first. An answer confirms the first of them (Conn.known).
-	toldPending []int
+	pings    pings // ours of the link that a kernel has not confirmed
 	// seqOwner is the lane whose receive sequence counts the frames of this link, if a
 	// kernel opened it for another of its lanes than we thought; nil means this lane.
 	seqOwner *Lane
@@ -90,9 +87,10 @@ type Lane struct {
 	// synced says that a kernel has received something of our present numbers: on
 	// its next links datagrams need not wait for a handshake.
 	synced bool
-	// answer says that an answer to the peer's handshake ping is queued: more pings
-	// are answered by the same one.
+	// answer says that an answer to the peer's handshake ping is queued, which is for more pings too.
 	answer bool
+	// mute says that the kernel's answer is not waited for any more (believe).
+	mute bool
 	// heard says that a frame came on this link. An rdsd's first is a handshake.
 	heard bool
 	// dialled is the number the lane had when the current attempt began; notDialled: it waits for lane 0.
@@ -505,8 +503,8 @@ func (p *Lane) established(now time.Duration) {
 	p.congVer, p.congDirty, p.congAt = 0, p.idx == 0, now-time.Hour
 	p.paused, p.again = false, false
 	p.sinceAck.frames, p.sinceAck.bytes = 0, 0
-	p.c.lateAnswers = min(p.c.lateAnswers+len(p.toldPending), maxLate)
-	p.probed, p.answer, p.heard, p.shook, p.seqOwner, p.toldPending = false, false, false, false, nil, nil
+	p.probed, p.answer, p.mute, p.heard, p.shook = false, false, false, false, false
+	p.seqOwner, p.pings = nil, pings{}
 	p.c.allow()
 	if p.c.kind.kernel() && !p.c.may().get {
 		// A rule has changed: the next peer that connects shows its kind again.

@@ -1,6 +1,7 @@
 package conn
 
 import (
+	"slices"
 	"time"
 
 	"github.com/rdsd/rdsd/wire"
@@ -8,20 +9,70 @@ import (
 
 // Pings of a kernel beyond the first of a link, and what is believed of its answers.
 
-// maxLate bounds the answers that are taken to be late, for each costs the time of another ping: a kernel
-// that has had more pings on links that were lost before an answer was read is not looked for.
-const maxLate = 8
-
-// pingAgain queues a further ping, for which this link has not had an answer.
-func (p *Lane) pingAgain() {
-	if p.state != Up || p.idx != 0 || p.ready && (p.c.kind != KindKernel || p.c.known >= p.c.kernelLanes() && (p.shook || !p.c.active)) {
-		return
-	}
-	p.askAgain()
+// pings are those of a link that a kernel has not confirmed: the NPATHS of the first n of told, the oldest first. TCP has
+// acknowledged arrived of them, and as many answers as replies have come.
+type pings struct {
+	n, arrived, replies uint8
+	told                [5]uint8 // a link has some three
 }
 
-// askAgain queues a ping unless one waits.
+func (g *pings) sent(npaths uint16) {
+	if int(g.n) < len(g.told) { // askAgain sees to that
+		g.told[g.n] = uint8(npaths)
+		g.n++
+	}
+}
+
+// pop takes the oldest out when it has arrived and was answered, and returns its NPATHS.
+func (g *pings) pop() (npaths int, ok bool) {
+	if g.n == 0 || g.arrived == 0 || g.replies == 0 {
+		return 0, false
+	}
+	npaths = int(g.told[0])
+	copy(g.told[:], g.told[1:])
+	g.n, g.arrived, g.replies = g.n-1, g.arrived-1, g.replies-1
+	return npaths, true
+}
+
+// onAnswer takes a kernel's answer to a handshake ping. It may be late, about a ping of a link that was lost, or of this
+// node's former life: a kernel sends on the next link what it had no time to send. Then it does not know yet what this
+// link has said, neither how many lanes there are, nor where our numbers begin. So an answer counts when
+// TCP has acknowledged a ping of this link. One to that very ping brings the
+// acknowledgement along: to ask TCP is all that is to be done.
+func (p *Lane) onAnswer(now time.Duration) {
+	if p.state != Up || p.pings.n == 0 { // a kernel's link is read on while it closes
+		return
+	}
+	if p.pings.replies = min(p.pings.replies+1, p.pings.n); p.pings.replies > p.pings.arrived {
+		p.emit(ActPoll)
+	}
+	p.believe(now)
+}
+
+// believe goes on with the handshake of a kernel when TCP has acknowledged a ping of ours and the kernel has answered
+// one, or is not waited for any more.
+func (p *Lane) believe(now time.Duration) {
+	if p.state != Up || p.pings.arrived == 0 || p.pings.replies == 0 && !p.mute {
+		return
+	}
+	for n, ok := p.pings.pop(); ok; n, ok = p.pings.pop() {
+		// By the NPATHS of that one the kernel now maps our source ports, and further lanes can be connected.
+		p.c.known = max(p.c.known, n)
+		p.led(now)
+	}
+	if !p.ready {
+		if !p.mute {
+			p.c.measured(now - p.probedAt)
+		}
+		p.become(now)
+	}
+}
+
+// askAgain queues a ping unless one waits, or more than a link needs are not confirmed.
 func (p *Lane) askAgain() {
+	if int(p.pings.n) == len(p.pings.told) {
+		return
+	}
 	for m := p.control.head; m != nil; m = m.next {
 		if m.Kind == MsgProbe {
 			return
@@ -40,10 +91,8 @@ func (p *Lane) tellLanes() {
 	if c.kind != KindKernel || p.idx != 0 || c.known >= c.kernelLanes() {
 		return
 	}
-	for _, n := range p.toldPending {
-		if n >= c.kernelLanes() {
-			return // on its way
-		}
+	if slices.ContainsFunc(p.pings.told[:p.pings.n], func(n uint8) bool { return int(n) >= c.kernelLanes() }) {
+		return // on its way
 	}
 	p.askAgain()
 }

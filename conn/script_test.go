@@ -5,6 +5,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -27,7 +28,7 @@ var update = flag.Bool("update", false, "write the expected lines of testdata/*.
 //	refusals LANE                      those the peer has not acknowledged
 //	accept SPORT                       a connection comes in
 //	connected|wrote|lost|drop|dialfail LANE [acked=N]
-//	recv LANE FRAME [; FRAME]...       one read of the link
+//	recv LANE FRAME [; FRAME]...       one read of the link; TCP acknowledges a ping with its answer, see told
 //	acked LANE BYTES|all               TCP acknowledged
 //	wait DURATION                      timers run
 //	asleep DURATION                    the process stands still: timers are late
@@ -208,7 +209,7 @@ func (w *world) step(words []string) {
 		w.accepted(w.c.Accept(w.now, uint16(num(1))))
 	case "connected":
 		p := lane()
-		w.txB[p] = 0
+		w.fresh(p)
 		if !p.Connected(w.now, p.attempt) {
 			w.note("too late")
 		}
@@ -224,8 +225,9 @@ func (w *world) step(words []string) {
 			}
 		}
 		p := lane()
+		w.acked(p, acked)
 		p.Lost(w.now, p.attempt, acked, errors.New("reset by peer"))
-		w.txB[p] = 0
+		w.fresh(p)
 	case "drop":
 		if !lane().Drop(w.now, errors.New("asked to")) {
 			w.note("nothing to drop")
@@ -246,6 +248,7 @@ func (w *world) step(words []string) {
 		if arg(2) != "all" {
 			n = num(2)
 		}
+		w.acked(p, n)
 		p.Acked(w.now, p.attempt, n)
 	case "wait":
 		d, err := time.ParseDuration(arg(1))
@@ -330,7 +333,14 @@ func (w *world) step(words []string) {
 }
 
 func (w *world) recvOne(p *Lane, f string) error {
-	fr := w.frame(strings.Fields(f))
+	words := strings.Fields(f)
+	late := slices.Index(words, "late")
+	if late > 0 {
+		words = slices.Delete(words, late, late+1)
+	} else if words[0] == "answer" {
+		w.answered(p)
+	}
+	fr := w.frame(words)
 	err := p.Receive(w.now, p.attempt, &fr)
 	if err != nil {
 		w.note("error: %v", err)
@@ -350,7 +360,7 @@ func (w *world) accepted(a Accepted) {
 	case a.Parked:
 		w.note("parked for lane %d as link %d", a.Lane.idx, a.Attempt)
 	default:
-		w.txB[a.Lane] = 0
+		w.fresh(a.Lane)
 		w.note("link %d of lane %d", a.Attempt, a.Lane.idx)
 	}
 }

@@ -16,7 +16,7 @@ import (
 //	data 5000>4000 seq=3 len=100 flags=retrans,ackreq ack=2 credit=1 csum
 //	data 5000>4000 train=4 len=100    a train of 4; train=4t: with a table; train=4?: of no form known
 //	probe seq=1 npaths=8 gen=7 sportidx hello=INCARNATION/LANES/CREDITLOG2[/CAPS]
-//	answer ...        handshake pong; received=N is the payload between two rdsd
+//	answer ...        handshake pong; received=N is the payload between two rdsd; late: a kernel's, to a ping of a former link
 //	ping 5064 seq=2   pong 5064 seq=2   null seq=2
 //	ack ack=5         acknowledgement alone
 //	control 0x99      a control message of unknown kind

@@ -83,7 +83,7 @@ func (p *Lane) tick(now time.Duration) time.Duration {
 		return next
 	}
 	if p.probed && !p.ready {
-		if p.paused {
+		if p.paused || p.shut && p.mute {
 			// The answer may stand behind frames that a full receiver keeps unread.
 			p.probedAt = now
 		}

@@ -48,6 +48,8 @@ type world struct {
 	hold    bool // batches stay unwritten until the test says so
 	batch   map[*Lane]*transport.Batch
 	txB     map[*Lane]uint64 // bytes given to its link
+	told    map[*Lane]told   // what the peer may know of our numbers
+	tcp     map[*Lane]uint64 // what the frames of this step show that TCP has acknowledged
 	given   map[*Lane]uint64 // the highest attempt of each lane
 	tag     uint64
 	ports   []uint16 // that something was sent to, in this order
@@ -60,7 +62,7 @@ type world struct {
 
 func newWorld(t testing.TB, local, remote string, tune func(*Config)) *world {
 	w := &world{t: t, cfg: DefaultConfig(), now: time.Second, verdict: map[uint16]Verdict{}, ourVer: 1, grant: true, mostKept: 1 << 30, armed: Never,
-		batch: map[*Lane]*transport.Batch{}, txB: map[*Lane]uint64{}, given: map[*Lane]uint64{}, undone: map[uint64]bool{}, cells: map[uint64]*uint64{}, senders: map[uint16]*Sender{}, pooled: map[*Msg]bool{}}
+		batch: map[*Lane]*transport.Batch{}, txB: map[*Lane]uint64{}, told: map[*Lane]told{}, tcp: map[*Lane]uint64{}, given: map[*Lane]uint64{}, undone: map[uint64]bool{}, cells: map[uint64]*uint64{}, senders: map[uint16]*Sender{}, pooled: map[*Msg]bool{}}
 	w.cfg.Trains = false // scripts ask for them
 	if tune != nil {
 		tune(&w.cfg)
@@ -215,8 +217,13 @@ func (w *world) settle() {
 			default:
 				w.note("%v lane %d link %d", a.Kind, a.Lane.idx, a.Attempt)
 			}
+			if n := w.tcp[a.Lane]; a.Kind == ActPoll && n > 0 {
+				w.acked(a.Lane, n)
+				a.Lane.Acked(w.now, a.Attempt, n)
+			}
 		}
 	}
+	clear(w.tcp)
 }
 
 // attempt checks that a number is of one attempt alone: the shell may hold a link that was given
@@ -243,8 +250,9 @@ func (w *world) fill(p *Lane) {
 
 // write is what follows Fill; false: the batch is held.
 func (w *world) write(p *Lane, b *transport.Batch) bool {
-	w.txB[p] += uint64(b.Bytes)
 	for _, f := range framesOf(w.t, b) {
+		w.txB[p] += uint64(len(f.Raw) + f.Len())
+		w.tell(p, f)
 		w.note("%d tx %s", p.idx, w.text(f))
 	}
 	if w.hold {

@@ -172,7 +172,7 @@ func (p *Lane) fillHandshake(now time.Duration, b *transport.Batch, o *frameOut)
 			p.probedAt = now
 			// Only a kernel's answer confirms the NPATHS of a certain ping of ours.
 			if !outside {
-				p.toldPending = append(p.toldPending, int(p.c.told))
+				p.pings.sent(p.c.told)
 			}
 		} else if m.Kind == MsgAnswer {
 			p.answer = false
@@ -504,6 +504,7 @@ func (p *Lane) Wrote(now time.Duration) bool {
 		if p.unacked.head != nil {
 			// TCP may have acknowledged bytes of this batch while it was still being written.
 			p.ackTCP(now, p.txAcked)
+			p.believe(now)
 		}
 		if p.awaitsTCP() {
 			p.pollSoon(now)

@@ -86,16 +86,21 @@ func (c *kconn) fanOut() {
 	}
 }
 
-// handshake queues a handshake ping or pong.
+// handshake queues a handshake ping or pong. A pong is delayed work, a tick or two: a link that is lost
+// meanwhile has it stay in the queue, and it leaves on the next one as if it were about that.
 func (p *kpath) handshake(sport, dport uint16) {
-	c := p.c
+	k := p.c.k
 	x := wire.Handshake{NPaths: 8}
-	if c.k.newer {
-		x.GenNum, x.SportIdx = c.k.gen, true
+	if k.newer {
+		x.GenNum, x.SportIdx = k.gen, true
 	}
 	p.queue = append(p.queue, &kmsg{sport: sport, dport: dport, ext: x.Encode()})
 	p.connectIfDown()
-	p.xmit()
+	if sport == wire.PortProbe {
+		p.xmit()
+	} else {
+		k.after(time.Duration(4+k.w.rng.Intn(5))*time.Millisecond, p.xmit)
+	}
 }
 
 // --- up and down -----------------------------------------------------------------

@@ -76,6 +76,7 @@ var movedElsewhere = map[string]struct{ test, says string }{
 	"recv_drop_bad_checksum": {"conn/walk_test.go", "RecvDropBadChecksum"},
 	"send_lock_contention":   {"conn/walk_test.go", "SendLockContention"},
 	"peer_kind_changed":      {"conn/walk_test.go", "PeerKindChanged"},
+	"heartbeat_lost":         {"conn/walk_test.go", "HeartbeatLost"}, // moves in one world of 750
 	"illegal_event":          {"conn/state_test.go", "w.ctr.IllegalEvent != 1"},
 	"pong_dropped":           {"conn/edges_test.go", "w.ctr.PongDropped != 36"},
 	"peers_evicted":          {"rds/evict_test.go", "PeersEvicted != uint64(n)"},

@@ -28,8 +28,10 @@ type fakeLink struct {
 	frames  []wire.Header
 	bytes   uint64
 	acked   uint64
-	keep    bool  // Send keeps what it is given
-	sendErr error // Send fails
+	pinged  uint64 // up to the end of the last handshake ping: what comes behind it acknowledges these
+	late    bool   // what comes was sent before the ping had arrived
+	keep    bool   // Send keeps what it is given
+	sendErr error  // Send fails
 	kept    *transport.Batch
 	over    bool
 	mute    bool   // Close does not end it: the test does
@@ -107,12 +109,15 @@ func (l *fakeLink) Send(b *transport.Batch) (bool, error) {
 	for _, p := range b.Pieces {
 		all = append(all, p...)
 	}
-	l.bytes += uint64(len(all))
 	for len(all) >= wire.HeaderLen {
 		var h wire.Header
 		h.Parse(all)
 		l.frames = append(l.frames, h)
-		all = all[wire.HeaderLen+int(h.Len):]
+		n := wire.HeaderLen + int(h.Len)
+		if l.bytes += uint64(n); h.SPort == wire.PortProbe && h.DPort == wire.PortPing {
+			l.pinged = l.bytes
+		}
+		all = all[n:]
 	}
 	if l.keep {
 		l.kept = b
@@ -135,6 +140,9 @@ func (l *fakeLink) bring(t *testing.T, frames ...*transport.Frame) (err error) {
 	t.Helper()
 	l.mu.Lock()
 	h := l.h
+	if !l.late {
+		l.acked = max(l.acked, l.pinged)
+	}
 	l.mu.Unlock()
 	if h == nil {
 		t.Fatal("a link that was not started is read")
@@ -348,6 +356,7 @@ func (s *seam) kernel(k *rds.Socket) *fakeLink {
 	s.t.Helper()
 	s.send(k, seamHigher, "first")
 	l := s.dialled()
+	s.pinged(l) // its TCP acknowledges that with what comes
 	if err := l.bring(s.t, frameOf(9, k.Addr().Port(), 1, "x")); err != nil {
 		s.t.Fatal(err)
 	}
