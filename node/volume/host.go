@@ -108,6 +108,9 @@ func newHostOn(cfg Config, deps Deps, drv driver, m *Machine) (*Host, error) {
 	if store.aside != nil {
 		h.log.Error("volume: what was persistent is not there", "err", store.aside)
 	}
+	if cfg.StateDir != "" && m.Boot == "" {
+		h.log.Warn("volume: the kernel does not say whether the machine has been started since the last start (is /proc mounted?): both are allowed for, so some flushes fail that need not, and sockets of mappings end with a crash of the daemon")
+	}
 	h.saver = newSaver(m, h.write, h.wrote)
 	h.saver.guard, h.ev.guard = h.guard, h.guard
 	h.ctx, h.cancel = context.WithCancel(context.Background())

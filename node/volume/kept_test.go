@@ -247,6 +247,8 @@ func TestRestartsThatLoseNothing(t *testing.T) {
 		{what: "the serving machine, and what was flushed is not known", flush: true, crash: true, serving: "two", err: syscall.EIO},
 		{what: "both machines", boot: "two", serving: "two"},
 		{what: "the mapping machine, and another has written", boot: "two", serving: "-", other: true},
+		{what: "both daemons, and nobody knows of which start of the machine", boot: unknownBoot, serving: unknownBoot, err: syscall.EIO},
+		{what: "the serving machine, which does not know it, with everything flushed", flush: true, boot: unknownBoot, serving: unknownBoot},
 		{what: "the mapping machine, its daemon once more, and another has written", boot: "two", serving: "-", other: true, away: true},
 	} {
 		t.Run(c.what, func(t *testing.T) {

@@ -47,16 +47,17 @@ func (h *Host) numbers(old *state) numbers {
 		if o.As != AsNBD {
 			continue
 		}
-		if old.Boot == h.store.boot && !o.Unused {
+		if !h.store.otherBoot(old) && !o.Unused {
 			h.findDevice(o, devices)
 		}
 		index, err := parseNBD(o.Device)
 		if err != nil {
 			continue
 		}
-		if old.Boot == h.store.boot {
+		if !h.store.otherBoot(old) {
 			b, known := h.drv.backend(index)
-			n.alive[i] = !o.Unused && (known && b != "" && b == o.Backend || !known && devices()[index])
+			// A name that was drawn at random is of this start of the machine, if nobody else knows that.
+			n.alive[i] = !o.Unused && (known && b != "" && b == o.Backend || !known && h.store.sameBoot(old) && devices()[index])
 		}
 		if !n.alive[i] && !o.Persist {
 			continue // it has ended

@@ -113,7 +113,8 @@ func (h *Host) startMappings(old *state) {
 		}
 		// A device that is gone has no users that go on with it. Nor has one of a machine that was
 		// started since, also if an earlier Host has been there meanwhile without bringing it up.
-		again := old.Boot == h.store.boot && !o.Unused && (s.As != AsNBD || resume || !n.told)
+		// Where nobody knows whether it was, it has some.
+		again := !h.store.otherBoot(old) && !o.Unused && (s.As != AsNBD || resume || !n.told)
 		var m *mapping
 		if err == nil {
 			m, err = h.enterMapping(s)
@@ -133,7 +134,7 @@ func (h *Host) startMappings(old *state) {
 		if m.again = again; again {
 			m.kept = o.kept()
 		}
-		m.unsaid = o.Flushed && old.Boot == h.store.boot
+		m.unsaid = o.Flushed && !h.store.otherBoot(old)
 		entered = append(entered, m)
 	}
 	for _, m := range entered { // now that each number has its name

@@ -355,13 +355,21 @@ func readState(d Disk) (state, error) {
 }
 
 // crashed tells whether the Host that left st ended without a stop, on a machine
-// that has not started anew since.
-func (s *store) crashed(st *state) bool { return st.Running && st.Boot == s.boot }
+// that has surely not started anew since: a volume that somebody had mapped before
+// that would be opened for writing for nobody, in the way of who took over.
+func (s *store) crashed(st *state) bool { return st.Running && s.sameBoot(st) }
 
-// past is what the Host that left st knew of files. Of a machine that was started since
+// sameBoot tells whether the machine has surely not been started since st was written. Where the kernel does not
+// say which start this is (a chroot or container without /proc) neither this is sure nor otherBoot.
+func (s *store) sameBoot(st *state) bool { return s.boot != "" && st.Boot == s.boot }
+
+// otherBoot tells whether it surely has been.
+func (s *store) otherBoot(st *state) bool { return s.boot != "" && st.Boot != "" && st.Boot != s.boot }
+
+// past is what the Host that left st knew of files. Of a machine that may have been started since
 // there is left who wrote, by the place of the file.
 func (s *store) past(st *state) (list []rnbd.Past) {
-	earlier := st.Boot != s.boot
+	earlier := !s.sameBoot(st)
 	for _, p := range st.Past {
 		if earlier && p.Where == "" { // written by a version that did not know it
 			continue
@@ -377,7 +385,7 @@ func (s *store) past(st *state) (list []rnbd.Past) {
 func (s *store) held(st *state) (list []rnbd.Held) {
 	for _, g := range st.Held {
 		list = append(list, rnbd.Held{Session: g.Session, Name: g.Name, ID: blk.FileID{Dev: g.Dev, Ino: g.Ino, Block: g.Block},
-			Born: g.Born, Where: g.Where, Earlier: g.Earlier || st.Boot != s.boot, Reads: g.Reads})
+			Born: g.Born, Where: g.Where, Earlier: g.Earlier || !s.sameBoot(st), Reads: g.Reads})
 	}
 	return list
 }

@@ -23,6 +23,9 @@ import (
 	"github.com/rdsd/rdsd/transport/tcp"
 )
 
+// unknownBoot stands for a kernel that does not say which start of the machine this is (no /proc).
+const unknownBoot = "?"
+
 // testNode is a Host with its reactor, which can be stopped and started again.
 type testNode struct {
 	t      testing.TB
@@ -37,7 +40,7 @@ type testNode struct {
 	links  func(transport.OneSidedProvider) transport.OneSidedProvider
 	unlink func()                     // closes what links made
 	others []Transport                // beside TCP
-	boot   string                     // of its machine; "": this one's
+	boot   string                     // of its machine; "": this one's; unknownBoot
 	disk   func(string) (Disk, error) // the same; nil
 }
 
@@ -123,7 +126,7 @@ func (n *testNode) start() *Host {
 	}
 	m := thisMachine(nil)
 	if n.boot != "" {
-		m.Boot = n.boot
+		m.Boot = strings.TrimPrefix(n.boot, unknownBoot)
 	}
 	if n.disk != nil {
 		m.Disk = n.disk
