@@ -121,7 +121,7 @@ type keeper struct {
 	freed   time.Time      // the last collection for the sake of chunks
 	goUse   func() goUse
 	quiet   quiet
-	file    *os.File
+	file    *os.File // statm; nil: it cannot be read
 	buf     [128]byte
 }
 
@@ -132,14 +132,18 @@ func (n *Node) trim() {
 	}
 }
 
-// keep runs until stop is closed.
+// statm is where the kernel tells how large the process is; tests have another one.
+var statm = "/proc/self/statm"
+
+// keep runs until stop is closed. Where the process's memory cannot be read, without /proc, it goes by what is
+// known of it: there is more to keep than that.
 func (n *Node) keep(stop <-chan struct{}) {
-	f, err := os.Open("/proc/self/statm")
+	f, err := os.Open(statm)
 	if err != nil {
-		n.deps.Log.Error("the process's memory cannot be read", "error", err)
-		return
+		n.deps.Log.Error("the process's memory cannot be read; limits.memory_bytes holds for what is charged and for Go's, and not for pages of regions", "error", err)
+	} else {
+		defer f.Close()
 	}
-	defer f.Close()
 	k := &keeper{node: n, page: int64(os.Getpagesize()), own: n.deps.Memory.Account(quota.Holder{}), file: f, goUse: readGoUse}
 	defer k.own.Close()
 	keepLooking(stop, n.deps.Memory.Wanted(), n.deps.Memory.Limit(), k.look, n.clients.Lacks, func(now time.Time) {
@@ -313,6 +317,10 @@ const programPages = 24 << 20
 // read tells what of the process is resident, and what of that is shared with
 // files or other processes.
 func (k *keeper) read() (resident, shared int64, ok bool) {
+	if k.file == nil {
+		shared = programPages + k.node.clients.PagesPaid()
+		return k.goUse().all + shared, shared, true
+	}
 	n, _ := k.file.ReadAt(k.buf[:], 0)
 	f := bytes.Fields(k.buf[:n])
 	if len(f) < 3 {

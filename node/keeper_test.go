@@ -191,3 +191,32 @@ func TestKeeperIsBroughtForward(t *testing.T) {
 		<-ended
 	})
 }
+
+// TestKeeperWithoutProc: where the process's memory cannot be read the keeper goes on, by what Go has and clients pay for.
+func TestKeeperWithoutProc(t *testing.T) {
+	old := statm
+	t.Cleanup(func() { statm = old })
+	statm = filepath.Join(t.TempDir(), "none")
+	k, _ := kept(t)
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() { // ends with stop
+		defer close(done)
+		k.node.keep(stop)
+	}()
+	for until := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		k.node.deps.Memory.Want()
+		if len(k.node.deps.Memory.Wanted()) == 0 {
+			break // somebody has looked
+		}
+		if time.Now().After(until) {
+			t.Error("nobody keeps the memory")
+			break
+		}
+	}
+	close(stop)
+	<-done
+	k.file, k.goUse = nil, func() goUse { return goUse{all: 100 << 20} }
+	if got := k.look(); got != programPages+100<<20 || k.regions != 0 {
+		t.Errorf("%d bytes are taken for resident, %d for regions", got, k.regions)
+	}
+}
