@@ -191,17 +191,23 @@ func reopen(pathFd int, name string, flags int) (fd int, st *unix.Stat_t, quiet 
 	}
 	// Opening the path again could lead elsewhere by now. O_NONBLOCK, because a device may
 	// wait for its medium.
-	path := fmt.Sprintf("/proc/self/fd/%d", pathFd)
+	path := fmt.Sprintf("%s/%d", selfFDs, pathFd)
 	flags |= unix.O_NONBLOCK | unix.O_CLOEXEC
 	fd, err = eintr.Open(path, flags|unix.O_NOATIME, 0)
 	if quiet = err == nil; errors.Is(err, unix.EPERM) { // only the owner may ask for that
 		fd, err = eintr.Open(path, flags, 0)
 	}
 	if err != nil {
+		if _, e := os.Lstat(path); e != nil { // what err says is of /proc, and the file is there
+			return -1, nil, false, rdserr.With(rdserr.ErrNotSupported, "%s is there, and cannot be opened without /proc: %v", name, e)
+		}
 		return -1, nil, false, &os.PathError{Op: "open volume", Path: name, Err: err}
 	}
 	return fd, st, quiet || neverStamps(fd), nil
 }
+
+// selfFDs is where this process finds its descriptors by name; tests have none.
+var selfFDs = "/proc/self/fd"
 
 // neverStamps tells whether the file system of a descriptor keeps no times of
 // access at all.

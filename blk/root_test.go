@@ -243,3 +243,21 @@ func TestTrustedLink(t *testing.T) {
 	}
 	f.Close()
 }
+
+// TestOpenWithoutProc: a file that cannot be opened for want of /proc is not called missing.
+func TestOpenWithoutProc(t *testing.T) {
+	r := exportRoot(t)
+	old := selfFDs
+	t.Cleanup(func() { selfFDs = old })
+	selfFDs = filepath.Join(t.TempDir(), "none")
+	_, err := r.Open("good", FileOptions{})
+	_, err2 := OpenFile(filepath.Join(r.path, "good"), FileOptions{})
+	for _, err := range []error{err, err2} {
+		if !errors.Is(err, syscall.ENOSYS) || errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "without /proc") {
+			t.Errorf("without /proc: %v", err)
+		}
+	}
+	if _, err := r.Open("none", FileOptions{}); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a file that is missing: %v", err)
+	}
+}
