@@ -88,7 +88,7 @@ func (l *Ledger) create(path string) error {
 	l.fd = fd
 	defer os.Remove(fresh) // when it was not renamed
 	if err := eintr.Again(func() error { return unix.Ftruncate(fd, int64(l.h.FileBytes)) }); err != nil {
-		return err
+		return tooLarge(err, l.h.FileBytes)
 	}
 	l.mem, err = unix.Mmap(fd, 0, int(l.h.FileBytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
@@ -169,6 +169,18 @@ func (l *Ledger) Close() error {
 	return err
 }
 
+// fallocate stands for unix.Fallocate in tests of file systems that have none.
+var fallocate = unix.Fallocate
+
+// tooLarge says what the limit is that a file of n bytes is beyond, if err says so.
+func tooLarge(err error, n uint64) error {
+	var l unix.Rlimit
+	if err != unix.EFBIG || unix.Getrlimit(unix.RLIMIT_FSIZE, &l) != nil || n <= l.Cur {
+		return err
+	}
+	return fmt.Errorf("%w: it has %d bytes, most of them holes, and this process may make files of %d (ulimit -f, LimitFSIZE)", err, n, l.Cur)
+}
+
 // ensure allocates the pages of a part of the file. A file system may take its
 // time for that, so mu is not held: reactors take mu. Two callers may allocate
 // the same page, which does no harm.
@@ -178,9 +190,13 @@ func (l *Ledger) ensure(off, n uint64) error {
 		return nil
 	}
 	err := eintr.Again(func() error {
-		return unix.Fallocate(l.fd, unix.FALLOC_FL_KEEP_SIZE, int64(from<<12), int64((to-from)<<12))
+		return fallocate(l.fd, unix.FALLOC_FL_KEEP_SIZE, int64(from<<12), int64((to-from)<<12))
 	})
-	if err != nil {
+	switch err {
+	case nil:
+	case unix.EOPNOTSUPP, unix.ENOSYS:
+		return &Error{err.(unix.Errno), fmt.Sprintf("its file system cannot promise room (fallocate: %v); a ledger belongs on one that can, such as the tmpfs of /run", err)}
+	default:
 		return &Error{unix.ENOMEM, fmt.Sprintf("no room for another %d bytes of the ledger: %v", (to-from)<<12, err)}
 	}
 	l.mu.Lock()

@@ -181,7 +181,7 @@ func newMemfd(name string, bytes uint64) (fd int, err error) {
 	}
 	if err != nil {
 		unix.Close(fd)
-		return -1, fmt.Errorf("shm: a memfd of %d bytes: %w", bytes, err)
+		return -1, fmt.Errorf("shm: a memfd of %d bytes: %w", bytes, tooLarge(err, bytes))
 	}
 	return fd, nil
 }
