@@ -92,7 +92,7 @@ func (l *Ledger) create(path string) error {
 	}
 	l.mem, err = unix.Mmap(fd, 0, int(l.h.FileBytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
-		return err
+		return tooLarge(err, l.h.FileBytes)
 	}
 	l.base = unsafe.Pointer(unsafe.SliceData(l.mem))
 	l.have = make([]uint64, l.h.FileBytes>>12/64+1)
@@ -172,13 +172,16 @@ func (l *Ledger) Close() error {
 // fallocate stands for unix.Fallocate in tests of file systems that have none.
 var fallocate = unix.Fallocate
 
-// tooLarge says what the limit is that a file of n bytes is beyond, if err says so.
+// tooLarge says what the limit is that a file of n bytes, or its mapping, is beyond, if err says so.
 func tooLarge(err error, n uint64) error {
 	var l unix.Rlimit
-	if err != unix.EFBIG || unix.Getrlimit(unix.RLIMIT_FSIZE, &l) != nil || n <= l.Cur {
-		return err
+	switch {
+	case err == unix.EFBIG && unix.Getrlimit(unix.RLIMIT_FSIZE, &l) == nil && n > l.Cur:
+		return fmt.Errorf("%w: it has %d bytes, most of them holes, and this process may make files of %d (ulimit -f, LimitFSIZE)", err, n, l.Cur)
+	case err == unix.ENOMEM && unix.Getrlimit(unix.RLIMIT_AS, &l) == nil && l.Cur != unix.RLIM_INFINITY:
+		return fmt.Errorf("%w: it takes %d bytes of addresses, most of them without memory, and this process may have %d (ulimit -v, LimitAS)", err, n, l.Cur)
 	}
-	return fmt.Errorf("%w: it has %d bytes, most of them holes, and this process may make files of %d (ulimit -f, LimitFSIZE)", err, n, l.Cur)
+	return err
 }
 
 // ensure allocates the pages of a part of the file. A file system may take its

@@ -35,6 +35,9 @@ func TestFilesThatAreTooLarge(t *testing.T) {
 	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &was); err != nil {
 		t.Fatal(err)
 	}
+	if err := tooLarge(unix.ENOMEM, 1<<34); err != unix.ENOMEM {
+		t.Errorf("nothing limits the addresses: %v", err)
+	}
 	for _, err := range []error{err, err2} {
 		if !errors.Is(err, unix.EFBIG) || !strings.Contains(err.Error(), "ulimit -f") || !strings.Contains(err.Error(), "67108864") {
 			t.Error(err)

@@ -40,6 +40,7 @@ runs does, the rest is named in the log; a wrong file changes nothing.`,
 			if !check { // from the first moment: by itself each of these ends a process
 				signal.Notify(hangups, syscall.SIGHUP)
 				signal.Ignore(syscall.SIGPIPE) // whoever read the log has ended
+				ownFiles()
 			}
 			load := config.LoadOptions{File: file, Env: daemonEnv(), Flags: flags}
 			cfg, err := checkedConfig(load)
@@ -63,6 +64,13 @@ runs does, the rest is named in the log; a wrong file changes nothing.`,
 		}
 	}
 	return cmd
+}
+
+// ownFiles sees to it that this process can use what it makes: with a mask that takes from the owner, too, the state's
+// directory would be of mode 0, and stay so for later starts.
+func ownFiles() {
+	mask := syscall.Umask(0o077)
+	syscall.Umask(mask &^ 0o700)
 }
 
 // configErrors writes several wrong settings one a line.
