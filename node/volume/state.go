@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"bytes"
 	"context"
 	"encoding/hex"
 	"encoding/json"
@@ -347,6 +348,9 @@ func readState(d Disk) (state, error) {
 	if err := json.Unmarshal(b, &st); err != nil {
 		return st, rdserr.With(rdserr.ErrInvalid, "%s cannot be read (%v)", stateFile, err)
 	}
+	if sum, rest, has := summed(b); has && !bytes.Equal(sum, sumLine(rest)) {
+		return st, rdserr.With(rdserr.ErrInvalid, "%s does not match its sum: it was damaged, or somebody has changed it and left the line \"sum\"", stateFile)
+	}
 	if st.Version != stateVersion {
 		return st, rdserr.With(rdserr.ErrInvalid, "%s has version %d; this daemon knows %d", stateFile, st.Version, stateVersion)
 	}
@@ -406,7 +410,8 @@ func (s *store) write(now func() state) error {
 	if err != nil {
 		return err
 	}
-	if err = s.disk.Write(append(b, '\n')); err != nil {
+	rest := append(b[len(stateOpens):], '\n')
+	if err = s.disk.Write(slices.Concat([]byte(stateOpens), sumLine(rest), rest)); err != nil {
 		err = fmt.Errorf("volumes.state_dir: %w", err)
 	}
 	s.emu.Lock()
