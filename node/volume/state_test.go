@@ -152,3 +152,20 @@ func TestStateThatCannotBeWritten(t *testing.T) {
 		t.Fatalf("left behind: %v", left)
 	}
 }
+
+// TestDirectoriesThatAreNotSynchronised: a file system that has no fsync for directories keeps the state all the same;
+// one on which that fails does not.
+func TestDirectoriesThatAreNotSynchronised(t *testing.T) {
+	t.Cleanup(func() { syncDirectory = (*os.File).Sync })
+	name := filepath.Join(t.TempDir(), stateFile)
+	for err, kept := range map[error]bool{syscall.EINVAL: true, syscall.EOPNOTSUPP: true, syscall.EIO: false, syscall.ENOSPC: false} {
+		syncDirectory = func(f *os.File) error { return &os.PathError{Op: "sync", Path: f.Name(), Err: err} }
+		got := replaceFile(name, []byte(err.Error()))
+		if kept != (got == nil) || !kept && !errors.Is(got, err) {
+			t.Errorf("fsync of the directory says %v: %v", err, got)
+		}
+		if b, e := os.ReadFile(name); string(b) != err.Error() {
+			t.Errorf("after %v there is %q, %v", err, b, e)
+		}
+	}
+}
