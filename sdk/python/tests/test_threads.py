@@ -9,7 +9,7 @@ import threading
 import time
 
 import pytest
-from conftest import Daemon, require
+from conftest import FRONT_ENDS, Daemon, require
 
 import rdsd
 from rdsd import _threads
@@ -83,3 +83,84 @@ def test_a_finalizer_may_close_while_the_interpreter_ends(
     env = {**os.environ, "GRPC_VERBOSITY": "NONE"}
     done = subprocess.run(args, timeout=15, capture_output=True, text=True, env=env, check=False)
     assert (done.returncode, done.stdout) == (0, "closed\n"), done.stderr
+
+
+# Beside a thread that is in a call, and one that had a request answered, which keeps a port.
+CALLS_AT_EXIT = """
+import os, sys, threading, rdsd
+
+target, host, front_end = sys.argv[1:]
+
+class Owner:
+    def __del__(self):
+        assert sys.is_finalizing()
+        sock, to = self.sock, self.sock.local_address
+        for name, call in {
+            "send": lambda: sock.send(to, b"bye"),
+            "recv": lambda: sock.recv(timeout=0.01),
+            "send_batch": lambda: sock.send_batch([(to, b"bye")] * 3),
+            "cancel": lambda: sock.cancel_sent_to(to),
+            "flush": lambda: sock.flush(),
+            "congested": lambda: sock.congested(to),
+            "peek_size": lambda: sock.peek_size(),
+            "outcome": lambda: next(sock.outcomes(timeout=0.01)),
+            "event": lambda: next(self.watch),
+            "request": lambda: sock.request(to, b"x", None),
+            "bind": lambda: self.client.bind((host, 0)),
+            "problem": lambda: next(self.notices),
+            "watch": lambda: self.client.admin.watch_congestion(),
+            "close notices": lambda: self.notices.close(),
+            "close watch": lambda: self.watch.close(),
+            "close socket": lambda: sock.close(),
+            "close client": lambda: self.client.close(),
+        }.items():
+            print(name, end=": ", flush=True)
+            try:
+                call()
+                print("made", flush=True)
+            except (rdsd.RdsError, StopIteration) as error:
+                print(type(error).__name__, flush=True)
+        print("through", flush=True)
+        os._exit(0)  # gRPC may wait for its own threads when its streams go
+
+owner = Owner()
+owner.client = rdsd.Client(target, front_end=front_end)
+owner.sock = owner.client.bind((host, 0), outcomes=True)
+owner.watch = owner.sock.watch_congestion(timeout=0.01)
+owner.notices = owner.client.admin.watch_congestion(timeout=10)
+
+def serve(sock, busy):
+    for datagram in sock:
+        sock.reply(datagram, b"answer", timeout=5)
+        busy.set()
+
+reader, busy = owner.client.bind((host, 0)), threading.Event()
+threading.Thread(target=serve, args=(reader, busy), daemon=True).start()
+threading.Thread(target=serve, args=(owner.sock, busy), daemon=True).start()
+owner.sock.request(reader.local_address, b"x", 10)
+owner.sock.send(owner.sock.local_address, b"x", timeout=10)
+busy.wait(10)
+sys.modules["kept"] = owner
+del owner  # the names here stay for as long as the threads
+"""
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_no_call_hangs_while_the_interpreter_ends(
+    front_end: rdsd.FrontEnd, daemons: tuple[Daemon, Daemon]
+) -> None:
+    """What the threads that are gone would have done ends with Closed instead; close does nothing,
+    over rings too, where it waited for a thread that never begins."""
+    require(front_end, daemons[0])
+    args = [sys.executable, "-c", CALLS_AT_EXIT, daemons[0].target, daemons[0].address, front_end]
+    env = {**os.environ, "GRPC_VERBOSITY": "NONE"}
+    with subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env) as program:
+        try:
+            out, err = program.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            program.kill()
+            raise AssertionError(program.communicate()) from None
+    assert (program.returncode, out.splitlines()[-1:]) == (0, [b"through"]), (out, err)
+    said = dict(line.split(b": ") for line in out.splitlines()[:-1])
+    assert {said[name] for name in said if name.startswith(b"close")} == {b"made"}, out
+    assert {said[name] for name in (b"request", b"bind", b"problem", b"watch")} == {b"Closed"}, out

@@ -1,10 +1,19 @@
-"""Which process this is, without a system call: iterators ask before each datagram."""
+"""Which process this is, without a system call: iterators ask before each datagram. Whether its
+interpreter is ending."""
 
 from __future__ import annotations
 
 import os
+import sys
 
 pid = os.getpid()
+
+#: While the interpreter ends (finalizers run, atexit is over) its daemon threads are gone, wherever
+#: they were and perhaps with a lock, and none begins: who waits for one waits for ever.
+ending = sys.is_finalizing
+
+#: What calls say that cannot be made then.
+ENDING = "the interpreter is ending, and its threads are gone"
 
 
 def _forked() -> None:

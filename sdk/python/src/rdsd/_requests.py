@@ -25,6 +25,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from . import _process
 from ._core import TRANSIENT, BindOptions
 from ._errors import (
     AddressInUse,
@@ -36,6 +37,7 @@ from ._errors import (
     make,
 )
 from ._surface import BIND_TIMEOUT
+from ._threads import start
 from ._types import Address, Datagram, Payload
 
 if TYPE_CHECKING:
@@ -141,6 +143,8 @@ class Requests:
         self._ports: ReplyPorts[_sync_socket.Socket] = ReplyPorts()  # guarded by _lock
 
     def request(self, dst: Address, payload: Payload, limit: float | None) -> Datagram:
+        if _process.ending():
+            raise make(Closed, _process.ENDING)
         deadline = None if limit is None else time.monotonic() + limit
         while True:
             me, sent, late = object(), False, False
@@ -204,7 +208,7 @@ class Requests:
             target=self._bind_port, args=(me, attempt, left), name="rdsd-port", daemon=True
         )
         try:
-            work.start()
+            start(work)
         except RuntimeError:  # the process may have no more threads
             self._bind_port(me, attempt, left)
         with self._lock:

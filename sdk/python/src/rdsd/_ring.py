@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 
 from . import _process, _rings
 from ._core import BindOptions
-from ._errors import BatchError, NotSupported, RdsError, error_from_errno, make
+from ._errors import BatchError, Closed, NotSupported, RdsError, error_from_errno, make
 from ._slots import Borrowed, Lease, Room
 from ._surface import as_bytes, destination, fork_text
 from ._target import seconds, unix_path
@@ -102,9 +102,12 @@ class Ring(_rings.Handle):
         return _process.pid != self._pid
 
     def check(self) -> None:
-        """Raises in a forked child, before it has what its parent has, or waits for a lock."""
+        """Raises in a forked child, before it has what its parent has, or waits for a lock; and
+        while the interpreter ends, where one may be held for ever."""
         if _process.pid != self._pid:
             raise _forked(self)
+        if _process.ending():
+            raise make(Closed, _process.ENDING)
 
     # -- congestion ----------------------------------------------------------------
 

@@ -6,7 +6,6 @@ stream of messages (gRPC or the control socket), ``_sync_rings`` over rings.
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 import weakref
@@ -14,6 +13,7 @@ from types import TracebackType
 
 import grpc
 
+from . import _process
 from ._core import BindOptions
 from ._errors import Closed, RdsError, TimedOut, make
 from ._front_end import FrontEnd, choose
@@ -105,6 +105,8 @@ class Client:
         most 10 ms). Raises DaemonUnavailable at once when no daemon answers.
         """
         self._check()
+        if _process.ending():
+            raise make(Closed, _process.ENDING)
         options = bind_options(
             local,
             send_buffer=send_buffer,
@@ -165,8 +167,7 @@ class Client:
 
     def close(self) -> None:
         """Closes every socket and the channel; a bind under way raises Closed. Again: nothing."""
-        # The threads of an interpreter that is ending are gone, perhaps with a lock.
-        if self._guard.forked or sys.is_finalizing():
+        if self._guard.forked or _process.ending():
             return
         with self._lock:
             if self._closed:

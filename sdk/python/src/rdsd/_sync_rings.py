@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 
+from . import _process
 from ._calls import EventQueue
 from ._core import BindOptions
 from ._errors import Closed, Congested, InvalidArgument, RdsError, TimedOut, fresh, make
@@ -128,6 +129,8 @@ class RingSocket(Ring, Socket):
 
     def close(self) -> None:
         self._closed = True
+        if _process.ending():
+            return
         # Whoever waits in a call hears of it before the daemon is waited for.
         side_by_side([*([] if self.forked else self._end_requests()), self.end])
 
@@ -195,7 +198,7 @@ class RingWatch(CongestionWatch):
 
     def close(self) -> None:
         sock = self._sock
-        if sock.forked:
+        if sock.forked or _process.ending():
             return
         with sock.watching:
             sock.watchers.remove(self._queue)

@@ -9,6 +9,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import grpc
 
+from . import _process
 from ._errors import Closed, DaemonUnavailable, TimedOut, make
 from ._grpc import from_grpc
 from ._service import ServiceCall
@@ -48,6 +49,7 @@ class Watch(Generic[T]):
         self._target = target
         self._decode = call.decode
         self._closed = False
+        _check_threads()
         try:
             self._call: Any = getattr(stub, call.method)(call.request)
         except ValueError as error:  # the channel is closed
@@ -74,6 +76,7 @@ class Watch(Generic[T]):
 
     def __next__(self) -> T:
         """Waits for the next one."""
+        _check_threads()
         try:
             return self._decode(next(self._call))
         except grpc.RpcError as error:
@@ -88,7 +91,8 @@ class Watch(Generic[T]):
     def close(self) -> None:
         """Ends the watch; whoever waits in it is told. Again: nothing."""
         self._closed = True
-        self._call.cancel()
+        if not _process.ending():
+            self._call.cancel()
 
     def __enter__(self) -> Self:
         return self
@@ -100,3 +104,9 @@ class Watch(Generic[T]):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _check_threads() -> None:
+    """Raises where a watch, which a thread of gRPC serves, would wait for ever."""
+    if _process.ending():
+        raise make(Closed, _process.ENDING)

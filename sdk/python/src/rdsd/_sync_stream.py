@@ -9,7 +9,6 @@ of their own, or read the stream themselves where it allows that (``_sync_packet
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 import grpc
 
+from . import _process
 from ._calls import Ahead, Call, EventQueue, Readiness
 from ._core import ANSWER_GRACE, BindOptions, Query, SocketCore, State
 from ._errors import (
@@ -268,8 +268,7 @@ class StreamSocket(Socket):
     # -- the end ---------------------------------------------------------------
 
     def close(self) -> None:
-        # The threads of an interpreter that is ending are gone, perhaps with the lock.
-        if self._guard.forked or sys.is_finalizing():
+        if self._guard.forked or _process.ending():
             return
         with self._lock:  # whoever waits in a call hears of it before the daemon is waited for
             self._core.close()
@@ -293,6 +292,8 @@ class StreamSocket(Socket):
         """The lock, for with: what a Python function acquires, a KeyboardInterrupt at its
         end would leave locked. What the core has to say then is for _written."""
         self._guard.check()
+        if _process.ending():
+            raise make(Closed, _process.ENDING)
         return self._lock
 
     def _wait(self, call: Call[T], deadline: float | None) -> T:
@@ -509,7 +510,7 @@ class StreamWatch(CongestionWatch):
         return taken[0]
 
     def close(self) -> None:
-        if self._sock._guard.forked:
+        if self._sock._guard.forked or _process.ending():
             return
         with self._sock._locked(), self._sock._written as core:
             core.watchers.remove(self._queue)

@@ -10,7 +10,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from . import _process
+
 T = TypeVar("T")
+
+
+def start(thread: threading.Thread) -> None:
+    """Starts it; RuntimeError where there can be none: Python before 3.12 would wait for one that
+    begins while the interpreter ends, and it never does."""
+    if _process.ending():
+        raise RuntimeError(_process.ENDING)
+    thread.start()
 
 
 def in_thread(question: Callable[[], T]) -> asyncio.Future[T]:
@@ -35,7 +45,7 @@ def in_thread(question: Callable[[], T]) -> asyncio.Future[T]:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(tell, result, error)
 
-    threading.Thread(target=work, name="rdsd-ask", daemon=True).start()
+    start(threading.Thread(target=work, name="rdsd-ask", daemon=True))
     return answer
 
 
@@ -62,7 +72,7 @@ def side_by_side(calls: Sequence[Callable[[], object]]) -> None:
     for _ in range(min(len(calls), _MOST) - 1):
         thread = threading.Thread(target=work, name="rdsd-close", daemon=True)
         try:
-            thread.start()
+            start(thread)
         except RuntimeError:  # the interpreter is ending, or has too many
             break
         threads.append(thread)
