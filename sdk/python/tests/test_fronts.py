@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import grpc
 import pytest
-from conftest import FRONT_ENDS, Front, require
+from conftest import FRONT_ENDS, Daemon, Front, require
 from fake_daemon import FakeDaemon, FakeSocket, key
 
 import rdsd
@@ -692,6 +692,25 @@ async def test_a_client_closed_beside_a_bind(
         await binding
     await closing
     fake.wait_taken_back(0, timeout=60)
+
+
+async def test_a_client_closed_beside_a_bind_that_is_not_answered(
+    local_front: Front, daemons: tuple[Daemon, Daemon], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over rings the bind went on until its time was over."""
+    for module in ("_sync", "aio"):
+        monkeypatch.setattr(f"rdsd.{module}.BIND_TIMEOUT", 60.0)
+    front, near = local_front, daemons[0]
+    client = front.client(near.target)
+    near.freeze()
+    try:
+        binding = asyncio.create_task(front.do(client.bind, (near.address, 0), timeout=None))
+        await asyncio.sleep(0.3)  # it waits by then
+        await front.do(client.close)
+        with pytest.raises(rdsd.Closed, match="the client is closed"):
+            await asyncio.wait_for(binding, 20)
+    finally:
+        near.thaw()
 
 
 @pytest.mark.parametrize("front_end", FRONT_ENDS)

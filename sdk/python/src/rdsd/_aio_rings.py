@@ -72,6 +72,7 @@ class RingSocket(Socket):
         self._closed = False
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[None] = self._loop.create_future()  # close is through
+        self._given_up: list[None] = []  # open is, when it is not empty
         self._fd = -1
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._inbox = Inbox(0, 0, replies=options.replies)
@@ -80,12 +81,16 @@ class RingSocket(Socket):
     async def open(self, timeout: float | None) -> None:
         ring = self._ring
         try:
-            await self._ask(lambda: ring.open(self._target, self._options, timeout))
+            await self._ask(lambda: ring.open(self._target, self._options, timeout), self._given_up)
         except asyncio.CancelledError:
             self._closed = True  # the thread that binds sees to the rest
             raise
         self._fd = ring._fd()
         self._loop.add_reader(self._fd, self._something)
+
+    def give_up(self) -> None:
+        """Ends open soon."""
+        self._given_up.append(None)
 
     # -- what it is ----------------------------------------------------------
 
@@ -497,12 +502,13 @@ class RingSocket(Socket):
 
     # -- waiting ---------------------------------------------------------------
 
-    async def _ask(self, question: Callable[[], T]) -> T:
-        """Runs what waits for the daemon in a thread, which ends soon after this is cancelled."""
-        unwanted: list[None] = []
+    async def _ask(self, question: Callable[[], T], unwanted: list[None] | None = None) -> T:
+        """Runs what waits for the daemon in a thread, which ends soon after this is cancelled, or
+        this list is not empty any more."""
+        flag: list[None] = [] if unwanted is None else unwanted
 
         def ask() -> T:
-            _rings.set_unwanted(unwanted)
+            _rings.set_unwanted(flag)
             try:
                 return question()
             finally:
@@ -511,7 +517,7 @@ class RingSocket(Socket):
         try:
             return await in_thread(ask)
         except asyncio.CancelledError:
-            unwanted.append(None)
+            flag.append(None)
             raise
 
     async def _wait(

@@ -55,6 +55,7 @@ class Client:
         self._lock = threading.Lock()
         self._sockets: weakref.WeakSet[Socket] = weakref.WeakSet()  # guarded by _lock
         self._closed = False  # set with _lock
+        self._over: list[None] = []  # not empty: closed, for binds of the extension
         self._channel = grpc.insecure_channel(self._target, options=CHANNEL_OPTIONS)
 
     @property
@@ -137,11 +138,13 @@ class Client:
     def _bind(self, options: BindOptions, limit: float | None) -> Socket:
         until = None if limit is None else time.monotonic() + limit
         while "rings" in self._ways:
+            from . import _rings
             from ._ring import WITHOUT_RINGS
             from ._sync_rings import RingSocket
 
             left = BIND_TIMEOUT if until is None else until - time.monotonic()
-            try:  # in pieces: close ends no bind of the extension
+            try:
+                _rings.set_unwanted(self._over)
                 return RingSocket(self._target, options, max(0.0, min(left, BIND_TIMEOUT)))
             except TimedOut:
                 if self._closed or (until is not None and time.monotonic() >= until):
@@ -150,6 +153,8 @@ class Client:
                 if len(self._ways) == 1 or error.errno not in WITHOUT_RINGS:
                     raise
                 break
+            finally:
+                _rings.set_unwanted(None)
         sock = StreamSocket(self._channel, self._ways, options, self._target)
         try:
             with self._lock:  # for close
@@ -173,6 +178,7 @@ class Client:
             if self._closed:
                 return
             self._closed = True
+            self._over.append(None)
             sockets = list(self._sockets)
         side_by_side([sock.close for sock in sockets])
         self._channel.close()

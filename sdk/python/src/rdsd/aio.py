@@ -12,6 +12,7 @@ import asyncio
 import time
 import weakref
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
@@ -29,6 +30,9 @@ from ._surface import BIND_TIMEOUT, CLOSED, DEFAULT_WINDOW, ForkGuard, Window, b
 from ._target import Timeout, resolve_target, seconds
 from ._types import AddressLike
 from .v1 import rdsd_pb2_grpc as rpc
+
+if TYPE_CHECKING:
+    from ._aio_rings import RingSocket
 
 __all__ = [
     "Admin",
@@ -54,6 +58,7 @@ class Client:
         self._ways = choose(front_end, self._target)
         self._guard = ForkGuard()
         self._sockets: weakref.WeakSet[Socket] = weakref.WeakSet()
+        self._opening: set[RingSocket] = set()
         self._closed = False
         self._ending: asyncio.Task[None] | None = None
         self._channel: grpc.aio.Channel | None = None  # made in the loop that uses it
@@ -124,7 +129,8 @@ class Client:
 
             ring = RingSocket(self._target, options)
             left = BIND_TIMEOUT if until is None else until - time.monotonic()
-            try:  # in pieces: close ends no bind of the extension
+            try:
+                self._opening.add(ring)  # for close
                 await ring.open(max(0.0, min(left, BIND_TIMEOUT)))
                 return ring
             except TimedOut:
@@ -134,6 +140,8 @@ class Client:
                 if len(self._ways) == 1 or error.errno not in WITHOUT_RINGS:
                     raise
                 break
+            finally:
+                self._opening.discard(ring)
         sock = StreamSocket(self._open_channel(), self._ways, options, self._target)
         try:
             self._sockets.add(sock)  # for close
@@ -151,6 +159,8 @@ class Client:
             return
         if self._ending is None:
             self._closed = True
+            for ring in self._opening:
+                ring.give_up()
             self._ending = asyncio.create_task(self._end(), name="rdsd-close")
         await asyncio.shield(self._ending)
 
