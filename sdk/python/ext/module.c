@@ -216,14 +216,14 @@ static PyMethodDef life_methods[] = {
 
 static PyObject *setup(PyObject *module, PyObject *args)
 {
-	PyObject *datagram, *address_of, *make_address, *as_bytes, *seconds, *from_errno, *forked, *batch_error;
+	PyObject *datagram, *address, *address_of, *make_address, *as_bytes, *seconds, *from_errno, *forked, *batch_error;
 
 	(void)module;
-	if (!PyArg_ParseTuple(args, "OOOOOOOOk", &datagram, &address_of, &make_address, &as_bytes, &seconds, &from_errno,
+	if (!PyArg_ParseTuple(args, "OOOOOOOOOk", &datagram, &address, &address_of, &make_address, &as_bytes, &seconds, &from_errno,
 			      &forked, &batch_error, &main_thread))
 		return NULL;
 	datagram_type = Py_NewRef(datagram);
-	if (values_setup(address_of, make_address, as_bytes, seconds) < 0 || errors_setup(from_errno, forked, batch_error) < 0)
+	if (values_setup(address, address_of, make_address, as_bytes, seconds) < 0 || errors_setup(from_errno, forked, batch_error) < 0)
 		return NULL;
 	Py_RETURN_NONE;
 }
@@ -242,7 +242,7 @@ static PyMethodDef module_methods[] = {
 	{"set_unwanted", set_unwanted, METH_O,
 	 "The calls of this thread end soon after this list is not empty any more; None: as they would."},
 	{"setup", setup, METH_VARARGS,
-	 "setup(datagram, address_of, make_address, as_bytes, seconds, from_errno, forked, batch_error, main_thread)"},
+	 "setup(datagram, address, address_of, make_address, as_bytes, seconds, from_errno, forked, batch_error, main_thread)"},
 	{NULL, NULL, 0, NULL},
 };
 

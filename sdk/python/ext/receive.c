@@ -5,29 +5,14 @@ enum { CHUNK = 256 }; /* datagrams taken from the library at once */
 
 static PyObject *new_datagram(const rdsd_msg *m)
 {
-	static newfunc tuple_new; /* what Datagram(...) ends in */
-	PyObject *from = new_address(&m->from), *payload, *pair, *args, *datagram;
+	PyObject *from = new_address(&m->from), *payload, *datagram;
 
 	if (!from)
 		return NULL;
 	payload = PyBytes_FromStringAndSize(m->data, (Py_ssize_t)m->len);
-	if (!payload) {
-		Py_DECREF(from);
-		return NULL;
-	}
-	pair = PyTuple_Pack(2, from, payload);
+	datagram = payload ? new_pair(datagram_type, from, payload) : NULL;
 	Py_DECREF(from);
-	Py_DECREF(payload);
-	if (!pair)
-		return NULL;
-	args = PyTuple_Pack(1, pair);
-	Py_DECREF(pair);
-	if (!args)
-		return NULL;
-	if (!tuple_new)
-		tuple_new = (newfunc)PyType_GetSlot(&PyTuple_Type, Py_tp_new);
-	datagram = tuple_new((PyTypeObject *)datagram_type, args, NULL);
-	Py_DECREF(args);
+	Py_XDECREF(payload);
 	return datagram;
 }
 

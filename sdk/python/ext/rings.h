@@ -45,10 +45,12 @@ typedef struct {
 extern PyObject *datagram_type;
 
 /* values.c: between Python's values and C's. -1 or NULL: an exception is set. */
-int values_setup(PyObject *address_of, PyObject *make_address, PyObject *as_bytes, PyObject *seconds);
+int values_setup(PyObject *address, PyObject *address_of, PyObject *make_address, PyObject *as_bytes, PyObject *seconds);
 int get_destination(Handle *h, PyObject *name, rdsd_addr *to);
 int get_address(PyObject *name, rdsd_addr *to);
 PyObject *new_address(const rdsd_addr *from);
+/* A Datagram or an Address of these, without any Python code. */
+PyObject *new_pair(PyObject *type, PyObject *first, PyObject *second);
 int get_timeout(PyObject *value, int64_t *ns); /* None or NULL: RDSD_FOREVER */
 
 /* The bytes of a payload, held until they are let go. */

@@ -1,7 +1,9 @@
 /* Between Python's values and the library's: addresses, timeouts, payloads. */
+#include <arpa/inet.h>
+
 #include "rings.h"
 
-static PyObject *address_of_fn, *make_address_fn, *as_bytes_fn, *seconds_fn;
+static PyObject *address_type, *address_of_fn, *make_address_fn, *as_bytes_fn, *seconds_fn;
 
 /* Names of destinations that were asked for before, each with its rdsd_addr as bytes. */
 static PyObject *names;
@@ -14,9 +16,10 @@ static struct {
 	PyObject *object;
 } seen[SEEN];
 
-int values_setup(PyObject *address_of, PyObject *make_address, PyObject *as_bytes, PyObject *seconds)
+int values_setup(PyObject *address, PyObject *address_of, PyObject *make_address, PyObject *as_bytes, PyObject *seconds)
 {
 	names = PyDict_New();
+	address_type = Py_NewRef(address);
 	address_of_fn = Py_NewRef(address_of);
 	make_address_fn = Py_NewRef(make_address);
 	as_bytes_fn = Py_NewRef(as_bytes);
@@ -98,6 +101,42 @@ int get_destination(Handle *h, PyObject *name, rdsd_addr *to)
 	return 0;
 }
 
+PyObject *new_pair(PyObject *type, PyObject *first, PyObject *second)
+{
+	static newfunc tuple_new; /* what Datagram(...) ends in */
+	PyObject *pair = PyTuple_Pack(2, first, second), *args = pair ? PyTuple_Pack(1, pair) : NULL, *made;
+
+	Py_XDECREF(pair);
+	if (!args)
+		return NULL;
+	if (!tuple_new)
+		tuple_new = (newfunc)PyType_GetSlot(&PyTuple_Type, Py_tp_new);
+	made = tuple_new((PyTypeObject *)type, args, NULL);
+	Py_DECREF(args);
+	return made;
+}
+
+/*
+ * make_address runs no Python code, where a handler of a signal could raise: the datagram that
+ * came from there would be missing. But where an IPv6 address has an IPv4 one in it, which
+ * Python writes in a way of its own: a daemon names none.
+ */
+static PyObject *make_address(const rdsd_addr *from)
+{
+	char text[INET6_ADDRSTRLEN];
+	PyObject *host, *port, *address;
+
+	inet_ntop(from->family == 6 ? AF_INET6 : AF_INET, from->ip, text, sizeof text);
+	if (from->family == 6 && strchr(text, '.'))
+		return PyObject_CallFunction(make_address_fn, "y#i", (const char *)from->ip, (Py_ssize_t)16, (int)from->port);
+	host = PyUnicode_FromString(text);
+	port = PyLong_FromLong(from->port);
+	address = host && port ? new_pair(address_type, host, port) : NULL;
+	Py_XDECREF(host);
+	Py_XDECREF(port);
+	return address;
+}
+
 PyObject *new_address(const rdsd_addr *from)
 {
 	uint64_t x[2];
@@ -110,8 +149,7 @@ PyObject *new_address(const rdsd_addr *from)
 	i = (size_t)(((x[0] ^ x[1] ^ (uint64_t)p << 17) * UINT64_C(0x9e3779b97f4a7c15)) >> 40) % SEEN;
 	if (seen[i].object && rdsd_addr_equal(&seen[i].addr, from))
 		return Py_NewRef(seen[i].object);
-	object = PyObject_CallFunction(make_address_fn, "y#i", (const char *)from->ip, (Py_ssize_t)(from->family == 6 ? 16 : 4),
-				       (int)from->port);
+	object = make_address(from);
 	if (!object)
 		return NULL;
 	old = seen[i].object;

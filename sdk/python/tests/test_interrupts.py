@@ -120,3 +120,42 @@ def test_nothing_stays_bound(daemons: tuple[Daemon, Daemon], front_end: rdsd.Fro
                 sock.close()
             bound.clear()
             assert [s.local for s in client.admin.sockets() if s.pid == os.getpid()] == []
+
+
+@pytest.mark.parametrize("name", ["recv", "recv_into", "recv_batch", "iter"])
+def test_what_was_taken_from_a_ring_is_handed_out(
+    daemons: tuple[Daemon, Daemon], name: str
+) -> None:
+    """A handler that raises ran while the address of a source not seen before was made, and
+    what had been taken out of the ring was missing."""
+    require("rings", daemons[0])
+    with (
+        rdsd.Client(daemons[0].target, front_end="rings") as client,
+        rdsd.Client(daemons[0].target, front_end="seqpacket") as sources,
+    ):
+        sock, room = client.bind((daemons[0].address, 0)), bytearray(100)
+        call: Callable[[], Any] = {
+            "recv": lambda: sock.recv(timeout=10),
+            "recv_into": lambda: sock.recv_into(room, timeout=10),
+            "recv_batch": lambda: sock.recv_batch(1, timeout=10),
+            "iter": iter(sock).__next__,
+        }[name]
+
+        def interrupt(frame: FrameType, event: str, _: object) -> None:
+            if event == "call" and frame.f_code.co_filename.startswith(OURS):
+                raise KeyboardInterrupt
+
+        for number in range(20):
+            with sources.bind((daemons[0].address, 0)) as source:
+                source.send(sock.local_address, b"x", timeout=10)
+                source.flush(timeout=10)
+                sys.setprofile(interrupt)
+                try:
+                    got = call()
+                except KeyboardInterrupt:
+                    sys.setprofile(None)
+                    assert sock.peek_size() == 1, f"datagram {number} is missing"
+                    got = call()
+                finally:
+                    sys.setprofile(None)
+                assert source.local_address in (got[0] if name == "recv_batch" else got)

@@ -254,6 +254,7 @@ def _forked(ring: _rings.Handle) -> RdsError:
 
 _rings.setup(
     Datagram,
+    Address,
     _address_of,
     _make_address,
     as_bytes,

@@ -23,6 +23,7 @@ CONGESTION: int
 
 def setup(
     datagram: type[Datagram],
+    address: type[Address],
     address_of: Callable[[AddressLike, bool], bytes],
     make_address: Callable[[bytes, int], Address],
     as_bytes: Callable[[Buffer], bytes],
