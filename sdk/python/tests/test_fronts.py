@@ -714,6 +714,31 @@ async def test_a_client_closed_beside_a_bind_that_is_not_answered(
 
 
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_a_close_after_the_loop_has_ended(
+    daemons: tuple[Daemon, Daemon], front_end: rdsd.FrontEnd
+) -> None:
+    """Over a stream it raised "Event loop is closed", and again each time."""
+    require(front_end, daemons[0])
+
+    async def leave() -> tuple[rdsd.aio.Client, rdsd.aio.Socket]:
+        client = rdsd.aio.Client(daemons[0].target, front_end=front_end)
+        sock = await client.bind((daemons[0].address, 0))
+        answer = asyncio.create_task(sock.request(sock.local_address, b"?", 10))
+        await sock.reply(await sock.recv(timeout=10), b"!", timeout=10)
+        assert (await answer).payload == b"!"  # which leaves it a port
+        return client, sock
+
+    async def close(what: rdsd.aio.Client | rdsd.aio.Socket) -> None:
+        await what.close()
+
+    client, sock = asyncio.run(leave())
+    for _ in range(2):
+        asyncio.run(close(sock))
+        asyncio.run(close(client))
+    assert sock.closed
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
 async def test_another_loop_is_refused(daemons: Any, front_end: rdsd.FrontEnd) -> None:
     """Nothing would wake it: a call there would end with its time, or never."""
     require(front_end, daemons[0])

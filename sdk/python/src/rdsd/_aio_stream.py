@@ -243,7 +243,8 @@ class StreamSocket(Socket):
         self._closing.set()
         self._kick()
         await self._end_requests()
-        if asyncio.current_task() is self._task:
+        # A loop that has ended, and is closed perhaps, has ended its tasks.
+        if self._task.done() or asyncio.current_task() is self._task:
             return
         done, _ = await asyncio.wait([self._task], timeout=_CLOSE_WAIT)
         if not done:
