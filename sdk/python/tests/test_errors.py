@@ -150,3 +150,13 @@ def test_where_no_daemon_is_the_text_says_what_would_be_right(tmp_path: Path, wa
         ):
             client.bind(("127.0.0.1", 0))
         assert type(met.value) is rdsd.DaemonUnavailable
+
+
+def test_an_error_of_somebody_else_has_a_text() -> None:
+    """A fake in a test of the application raises the class, or gives it words alone: their str()
+    raised TypeError."""
+    assert str(rdsd.Closed()) == ""
+    late = rdsd.TimedOut("late")
+    assert str(late) == "late"
+    late.undecided = True
+    assert str(late) == "late (it may have been accepted)"

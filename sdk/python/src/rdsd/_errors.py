@@ -25,7 +25,10 @@ class RdsError(OSError):
     accepted, and must not be taken for refused."""
 
     def __str__(self) -> str:
-        return f"{self.strerror} (it may have been accepted)" if self.undecided else self.strerror
+        # Only of what somebody else raises, a test's fake perhaps, there may be none.
+        said: str | None = self.strerror
+        text = super().__str__() if said is None else said
+        return f"{text} (it may have been accepted)" if self.undecided else text
 
 
 class WouldBlock(RdsError, BlockingIOError):
