@@ -738,6 +738,21 @@ def test_a_close_after_the_loop_has_ended(
     assert sock.closed
 
 
+async def test_a_size_that_is_no_whole_number_spends_no_slot(
+    local_front: Front, daemons: tuple[Daemon, Daemon]
+) -> None:
+    """The slot was committed by it, to nothing."""
+    client = local_front.client(daemons[0].target)
+    sock = await local_front.do(client.bind, (daemons[0].address, 0))
+    slot = await local_front.do(sock.reserve, sock.local_address, 4, timeout=10)
+    for size in (1.5, "4"):
+        with pytest.raises(TypeError):
+            await local_front.do(slot.commit, size)
+    slot.data[:] = b"goes"
+    await local_front.do(slot.commit)
+    assert (await local_front.do(sock.recv, timeout=10)).payload == b"goes"
+
+
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
 async def test_another_loop_is_refused(daemons: Any, front_end: rdsd.FrontEnd) -> None:
     """Nothing would wake it: a call there would end with its time, or never."""

@@ -8,6 +8,7 @@ one lets go.
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from types import TracebackType
@@ -87,7 +88,7 @@ class Room(ABC):
     def _finish(self, size: int | None) -> int:
         """Ends the writing; how many bytes are to be sent."""
         room = len(self.data)
-        count = room if size is None else size
+        count = room if size is None else operator.index(size)
         if not 0 <= count <= room:
             raise make(TooLarge, f"{count} bytes in a slot of {room}")
         self.data.release()
