@@ -238,7 +238,16 @@ static PyObject *set_unwanted(PyObject *module, PyObject *flag)
 	Py_RETURN_NONE;
 }
 
+static PyObject *set_main_thread(PyObject *module, PyObject *unused)
+{
+	(void)module;
+	(void)unused;
+	main_thread = PyThread_get_thread_ident();
+	Py_RETURN_NONE;
+}
+
 static PyMethodDef module_methods[] = {
+	{"set_main_thread", set_main_thread, METH_NOARGS, "In a forked child: this thread runs the handlers of signals."},
 	{"set_unwanted", set_unwanted, METH_O,
 	 "The calls of this thread end soon after this list is not empty any more; None: as they would."},
 	{"setup", setup, METH_VARARGS,

@@ -193,3 +193,63 @@ def test_a_child_does_not_keep_the_port_of_a_parent_that_died(
                         time.sleep(0.05)
         finally:
             os.kill(child, signal.SIGKILL)
+
+
+# A thread forks. In the child another thread gets the signal, whose handler is the main thread's,
+# which waits.
+BY_A_THREAD = """
+import os, signal, sys, threading, time, rdsd
+
+target, host, front_end = sys.argv[1:]
+
+class Came(Exception):
+    pass
+
+def come(*_):
+    raise Came
+
+signal.signal(signal.SIGUSR1, come)
+# The first use of the extension is the parent's main thread's.
+rdsd.Client(target, front_end=front_end).bind((host, 0)).close()
+
+def child():
+    with rdsd.Client(target, front_end=front_end) as client, client.bind((host, 0)) as sock:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+
+        def kill():
+            time.sleep(0.3)  # the other one waits by then
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
+            signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+            time.sleep(60)
+
+        threading.Thread(target=kill, daemon=True).start()
+        begun = time.monotonic()
+        try:
+            sock.recv(timeout=25)
+        except (Came, rdsd.TimedOut):
+            return time.monotonic() - begun
+
+def fork():
+    pid = os.fork()
+    if pid == 0:
+        took = 99
+        try:
+            took = child()
+        finally:
+            os._exit(int(took))
+    took = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    print("ended" if took < 20 else f"after {took} s")
+
+thread = threading.Thread(target=fork)
+thread.start()
+thread.join()
+"""
+
+
+def test_a_signal_ends_a_wait_in_a_child_of_a_thread(daemons: tuple[Daemon, Daemon]) -> None:
+    """Its main thread was taken for another one, which no signal ends the wait of."""
+    require("rings", daemons[0])
+    args = [sys.executable, "-c", BY_A_THREAD, daemons[0].target, daemons[0].address, "rings"]
+    env = {**os.environ, "GRPC_VERBOSITY": "NONE"}
+    done = subprocess.run(args, timeout=90, capture_output=True, text=True, env=env, check=False)
+    assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr

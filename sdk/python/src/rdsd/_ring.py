@@ -227,6 +227,7 @@ _keeper = Keeper()
 def _forget_parent() -> None:
     global _keeper
     _keeper = Keeper()
+    _rings.set_main_thread()  # the one that has forked
 
 
 os.register_at_fork(after_in_child=_forget_parent)
