@@ -121,6 +121,14 @@ func TestWrongFiles(t *testing.T) {
 		{"subnet twice", "version = 1\n[[peers]]\naddress = \"10.0.0.1\"\n[[peers]]\naddress = \"10.0.0.1/32\"\n", ":5", "peers[1].address", "peers[0]"},
 		{"one port for both", "version = 1\n[volumes]\nport = 16385\n", ":3", "volumes.port", "is rds.port as well"},
 		{"string for a number", "version = 1\n[rds]\nport = \"1\"\n", ":3", "rds.port", "a TOML string does not fit here; want a TCP port"},
+		{"number for an address", "version = 1\n[rds]\naddresses = [1]\n", ":3", "rds.addresses", `"1" is not an address; want addresses of this machine`},
+		{"the second is a number", "version = 1\n[rds]\naddresses = [\"10.0.0.1\", 1]\n", ":3", "rds.addresses", `"1" is not an address`},
+		{"number for a subnet in a list", "version = 1\n[volumes]\nallow = [16388]\nport = 16388\n", ":3", "volumes.allow", `"16388" is not an address or subnet`},
+		{"no address in words of the file", "version = 1\n[rds]\naddresses = [\"10.0.0\"]\n", ":3", "rds.addresses", `rds.addresses: "10.0.0" is not an address; want`},
+		{"negative in words of the file", "version = 1\n[limits]\nmemory_bytes = -1\n", ":3", "limits.memory_bytes", "limits.memory_bytes: -1 is out of range; want"},
+		{"negative user", "version = 1\n[[peers]]\naddress = \"10.0.0.1\"\nuids = [-1]\n", ":4", "peers.uids", "peers.uids: -1 is out of range; want"},
+		{"no such number", "version = 1\nrds.port = 99999999999999999999\n", ":2", "rds.port", "rds.port: the number is out of range; want"},
+		{"list of sections", "version = 1\n[[rds]]\n", ":2", "rds", "rds: an array table does not fit here"},
 		{"nothing like a key", "version = 1\n[[peers]]\naddress = \"10.0.0.1\"\nmatch = 1\n", ":4", "peers.match", "unknown key; docs/operations.md lists them"},
 		{"volume port", "version = 1\n[volumes]\nport = 0\n", ":3", "volumes.port", "1 to 65535"},
 		{"volume listen", "version = 1\n[volumes]\nlisten = \"yes\"\n", ":3", "volumes.listen", "always"},
@@ -154,6 +162,11 @@ func TestWrongFiles(t *testing.T) {
 			if !strings.Contains(e.Error(), tc.want) {
 				t.Errorf("%q does not say %q", e, tc.want)
 			}
+			for _, word := range []string{"ParseAddr", "uint", "struct", "config.", "cannot be stored", "64-bit"} {
+				if strings.Contains(strings.ReplaceAll(err.Error(), path, ""), word) {
+					t.Errorf("%q says %q to who writes a file", err, word)
+				}
+			}
 		})
 	}
 }
@@ -184,7 +197,7 @@ func TestWrongEnvironmentAndFlag(t *testing.T) {
 			f.Set("10.0.0.300")
 		}
 	}
-	if _, err = Load(LoadOptions{Flags: flags}); err == nil || !strings.HasPrefix(err.Error(), "--address: rds.addresses:") {
+	if _, err = Load(LoadOptions{Flags: flags}); err == nil || !strings.HasPrefix(err.Error(), `--address: rds.addresses: "10.0.0.300" is not an address; want`) {
 		t.Errorf("%v, want --address named", err)
 	}
 	if _, err = Load(LoadOptions{File: "/nonexistent/x.toml"}); err == nil || !strings.Contains(err.Error(), "/nonexistent/x.toml: no such file") {

@@ -104,6 +104,26 @@ func tableKeys() []string {
 	return out
 }
 
+// texts are the keys, those of tables too, whose values or items of a list of them read their own text.
+var texts = func() map[string]bool {
+	reads := func(t reflect.Type) bool {
+		if t.Kind() == reflect.Slice || t.Kind() == reflect.Pointer {
+			t = t.Elem()
+		}
+		return reflect.PointerTo(t).Implements(reflect.TypeFor[encoding.TextUnmarshaler]())
+	}
+	m := map[string]bool{}
+	for i := range keys {
+		m[keys[i].Name] = reads(reflect.TypeFor[Config]().FieldByIndex(keys[i].index).Type)
+	}
+	for name, t := range tables {
+		for f := range t.Fields() {
+			m[name+"."+tomlName(f)] = reads(f.Type)
+		}
+	}
+	return m
+}()
+
 // isKnown reports whether a name without indexes is one of a key, a section or a list of tables.
 func isKnown(name string) bool {
 	for _, k := range append(keyNames(), tableKeys()...) {

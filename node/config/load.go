@@ -225,8 +225,26 @@ func (c *Config) isUnread(key string) bool {
 	return false
 }
 
-// wrongKind is what the parser says of a value of another kind, in words of Go.
-var wrongKind = regexp.MustCompile(`cannot decode TOML (\w+) into .*`)
+// goWords are what parsers say of a value in words of Go, which are none of who writes a file, and what is said instead.
+var goWords = []struct {
+	said  *regexp.Regexp
+	plain string
+}{
+	{regexp.MustCompile(`cannot decode TOML (\w+) into .*`), "a TOML $1 does not fit here"},
+	{regexp.MustCompile(`cannot store (an array table|a table) in an? .*`), "$1 does not fit here"},
+	{regexp.MustCompile(`(?:negative )?integer value (\S+) cannot be stored in .*`), "$1 is out of range"},
+	{regexp.MustCompile(`\w+ number is too large to fit in .*`), "the number is out of range"},
+	{regexp.MustCompile(`ParseAddr\(("(?:[^"\\]|\\.)*")\): .*`), "$1 is not an address"},
+}
+
+// plainWords is what err says, in words of the configuration.
+func plainWords(err error) string {
+	text := err.Error()
+	for _, w := range goWords {
+		text = w.said.ReplaceAllString(text, w.plain)
+	}
+	return strings.TrimPrefix(text, "toml: ")
+}
 
 // tomlErrors says line, key and what would be right for each error of the parser. line
 // is where a value is that ended the reading; 0: it was read to its end, or nobody knows.
@@ -242,16 +260,14 @@ func (c *Config) tomlErrors(err error) (line int, told error) {
 	}
 	if e, ok := errors.AsType[*toml.DecodeError](err); ok {
 		key := strings.Join(e.Key(), ".")
-		problem := strings.TrimPrefix(wrongKind.ReplaceAllString(e.Error(), "a TOML $1 does not fit here"), "toml: ")
 		line, _ = e.Position()
-		return line, &Error{c.at(e), key, problem, wantOf(key)}
+		return line, &Error{c.at(e), key, plainWords(e), wantOf(key)}
 	}
 	if key, ok := c.blame(err); ok {
 		at := c.Origin(key)
-		delete(c.numbers, key) // the next one is another's fault
-		return at.Line, &Error{at.String(), key, err.Error(), wantOf(key)}
+		return at.Line, &Error{at.String(), key, plainWords(err), wantOf(key)}
 	}
-	return 0, &Error{Where: c.file, Problem: strings.TrimPrefix(err.Error(), "toml: ")}
+	return 0, &Error{Where: c.file, Problem: plainWords(err)}
 }
 
 func (c *Config) at(e *toml.DecodeError) string {
@@ -344,7 +360,7 @@ func (c *Config) applyEnv(env map[string]string) error {
 		c.origins[k.Name] = Origin{Kind: "environment", Name: k.Env}
 		err := k.set(c, values)
 		if c.unread[k.Name] = err != nil; err != nil {
-			errs = append(errs, &Error{k.Env, k.Name, err.Error(), k.Want})
+			errs = append(errs, &Error{k.Env, k.Name, plainWords(err), k.Want})
 		}
 	}
 	for name := range env {
@@ -365,7 +381,7 @@ func (c *Config) applyFlags(flags []*Flag) error {
 		c.origins[f.key.Name] = Origin{Kind: "flag", Name: "--" + f.key.Flag}
 		err := f.key.set(c, f.values)
 		if c.unread[f.key.Name] = err != nil; err != nil {
-			errs = append(errs, &Error{"--" + f.key.Flag, f.key.Name, err.Error(), f.key.Want})
+			errs = append(errs, &Error{"--" + f.key.Flag, f.key.Name, plainWords(err), f.key.Want})
 		}
 	}
 	return errors.Join(errs...)

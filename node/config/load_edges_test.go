@@ -128,6 +128,7 @@ func TestUnreadIsHeldAgainstNothing(t *testing.T) {
 		{"[limits]\nmax_clients_per_uid = 60000", "RDSD_LIMITS_MAX_CLIENTS=x", "RDSD_LIMITS_MAX_CLIENTS: "},
 		{"[rds]\nport = 'x'\n[volumes]\nport = 16385", "", ":3: rds.port: "},
 		{"[rds]\naddresses = ['10.0.0.300']\n[http]\nlisten = '127.0.0.1:16385'", "", ":3: rds.addresses: "},
+		{"[rds]\naddresses = [10]\n[http]\nlisten = '127.0.0.1:16385'", "", ":3: rds.addresses: "},
 		{"[api]\nremote_listen = '10.0.0.1:5'\ninsecure = 'yes'", "", ":4: api.insecure: "},
 		{"[reactor]\nthreads = 'two'\ncpus = [1, 2]", "", ":3: reactor.threads: "},
 		{"[[peers]]\naddress = '10.0.0.300'\n[[peers]]\naddress = '10.0.0.3'", "", ":3: peers.address: "},

@@ -117,12 +117,8 @@ var indexes = regexp.MustCompile(`\[\d+\]`)
 // noteValue records a value and, inside inline tables and arrays of them, what they hold.
 func (c *Config) noteValue(p *unstable.Parser, name string, line int, v *unstable.Node) {
 	c.origins[name] = Origin{"file", c.file, line}
+	c.noteNumber(name, v)
 	switch v.Kind {
-	case unstable.Integer, unstable.Float, unstable.Bool:
-		if c.numbers == nil {
-			c.numbers = map[string]string{}
-		}
-		c.numbers[name] = string(v.Data)
 	case unstable.InlineTable:
 		for it := v.Children(); it.Next(); {
 			key, at := nodeKey(p, it.Node())
@@ -132,10 +128,23 @@ func (c *Config) noteValue(p *unstable.Parser, name string, line int, v *unstabl
 	case unstable.Array:
 		i := 0
 		for it := v.Children(); it.Next(); i++ {
+			item := fmt.Sprintf("%s[%d]", name, i)
 			if it.Node().Kind == unstable.InlineTable {
-				c.noteValue(p, fmt.Sprintf("%s[%d]", name, i), line, it.Node())
+				c.noteValue(p, item, line, it.Node())
 			}
+			c.noteNumber(item, it.Node())
 		}
+	}
+}
+
+// noteNumber records the text of a number or boolean, of an item of a list too.
+func (c *Config) noteNumber(name string, v *unstable.Node) {
+	switch v.Kind {
+	case unstable.Integer, unstable.Float, unstable.Bool:
+		if c.numbers == nil {
+			c.numbers = map[string]string{}
+		}
+		c.numbers[name] = string(v.Data)
 	}
 }
 
@@ -152,17 +161,24 @@ func nodeKey(p *unstable.Parser, n *unstable.Node) (string, int) {
 	return strings.Join(parts, "."), line
 }
 
+// element is the index of an item of a list of values.
+var element = regexp.MustCompile(`\[\d+\]$`)
+
 // blame finds the number or boolean an error without position is about: the
-// decoder gives none when a text type refuses one of them.
+// decoder gives none when a text type refuses one of them. A number that is the
+// same as the refused one, but of a key that takes numbers, is not it.
 func (c *Config) blame(err error) (key string, ok bool) {
+	found := ""
 	for name, text := range c.numbers {
-		if !strings.Contains(err.Error(), strconv.Quote(text)) || wantOf(name) == "" {
+		if !strings.Contains(err.Error(), strconv.Quote(text)) || !texts[indexes.ReplaceAllString(name, "")] {
 			continue
 		}
-		if !ok || c.origins[name].Line < c.origins[key].Line {
-			key, ok = name, true
+		of := element.ReplaceAllString(name, "")
+		if !ok || c.origins[of].Line < c.origins[key].Line {
+			found, key, ok = name, of, true
 		}
 	}
+	delete(c.numbers, found) // the next one is another's fault
 	return key, ok
 }
 
