@@ -103,13 +103,14 @@ func (a *app) configCheckCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check",
 		Short: "name every mistake of the configuration; the same as serve --check",
+		Long: `Check the configuration that 'rdsd serve' would have with the same file, variables and
+flags, and name every mistake in it; then the exit code is 78. With --json the mistakes
+are on standard output too.`,
+		Example: `  rdsd config check
+  rdsd config check --config /etc/rdsd/rdsd.toml --json`,
 		RunE: func(*cobra.Command, []string) error {
 			load.Env = a.shellEnv()
-			_, err := checkedConfig(load)
-			if err == nil {
-				_, err = fmt.Fprintln(a.out, "the configuration is good")
-			}
-			return err
+			return a.checkConfig(load)
 		},
 	}
 	configFlags(cmd, &load)
@@ -143,11 +144,36 @@ func (a *app) shellEnv() []string {
 	return slices.DeleteFunc(env, func(v string) bool { return strings.HasPrefix(v, "RDSD_SOCKET=") })
 }
 
+// checkConfig says whether a daemon would start with a configuration.
+func (a *app) checkConfig(load config.LoadOptions) error {
+	_, wrong := goodConfig(load)
+	err := withCode(exitConfig, configErrors(wrong))
+	switch {
+	case a.json:
+		verdict := struct {
+			Good   bool     `json:"good"`
+			Errors []string `json:"errors"`
+		}{wrong == nil, mistakes(wrong)}
+		if printed := writeJSON(a.out, verdict); err == nil {
+			err = printed
+		}
+	case err == nil:
+		_, err = fmt.Fprintln(a.out, "the configuration is good")
+	}
+	return err
+}
+
 // checkedConfig is a configuration that a daemon would start with.
 func checkedConfig(load config.LoadOptions) (*config.Config, error) {
+	c, err := goodConfig(load)
+	return c, withCode(exitConfig, configErrors(err))
+}
+
+// goodConfig is checkedConfig with the errors as they are found.
+func goodConfig(load config.LoadOptions) (*config.Config, error) {
 	c, err := config.Load(load)
 	if err == nil {
 		err = node.CheckSystem(c)
 	}
-	return c, withCode(exitConfig, configErrors(err))
+	return c, err
 }

@@ -30,6 +30,10 @@ var jsonCommands = []struct{ file, args string }{
 	{"queue-summary", "queue --summary"},
 	{"check", "check --format json"},
 	{"config", "config show --running"},
+	{"config-check", "config check"},
+	{"config-check-wrong", "config check --port x --lanes 0"},
+	{"serve-check", "serve --check"},
+	{"sockets-close", "sockets close 10.0.0.1:4000"},
 	{"ping", "ping 10.0.0.2 -c 1 -i 0s"},
 	{"cancel", "cancel --from 10.0.0.1:4000 --to 10.0.0.3:0"},
 	{"volume-ls", "volume ls"},
@@ -39,6 +43,11 @@ var jsonCommands = []struct{ file, args string }{
 	{"volume-info", "volume info store:disk"},
 	{"volume-sessions", "volume sessions"},
 	{"volume-paths", "volume paths"},
+	{"volume-unexport", "volume unexport golden"},
+	{"volume-force-close", "volume force-close disk linux"},
+	{"volume-unmap", "volume unmap v1 --force"},
+	{"volume-policy", "volume sessions policy app-store rr"},
+	{"volume-paths-add", "volume paths add app-store 10.1.0.1,10.1.0.7"},
 	{"volume-events", "volume events"},
 	{"volume-check", "volume check"},
 }
@@ -59,6 +68,9 @@ func TestJSON(t *testing.T) {
 		var out, errw bytes.Buffer
 		args := append(strings.Fields(c.args), "--json", "--socket", socket)
 		run(context.Background(), args, strings.NewReader(""), &out, &errw)
+		if out.Len() == 0 {
+			t.Errorf("rdsd %s --json prints nothing; %s", c.args, &errw)
+		}
 		got := strings.ReplaceAll(moment.ReplaceAllString(out.String(), `$1"TIME"`), dir, "DIR")
 		file := filepath.Join("testdata", "json", c.file+".json")
 		if *update {

@@ -105,6 +105,15 @@ func writeNDJSON(w io.Writer, v any) error {
 	return err
 }
 
+// did says what a command has done: a line for people, v for programs.
+func (a *app) did(v any, format string, args ...any) error {
+	if a.json {
+		return writeJSON(a.out, v)
+	}
+	_, err := fmt.Fprintf(a.out, format+"\n", args...)
+	return err
+}
+
 // bytesCount is a number of bytes: a plain number in JSON, KiB, MiB for people.
 type bytesCount uint64
 

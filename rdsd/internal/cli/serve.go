@@ -43,13 +43,12 @@ runs does, the rest is named in the log; a wrong file changes nothing.`,
 				ownFiles()
 			}
 			load := config.LoadOptions{File: file, Env: daemonEnv(), Flags: flags}
+			if check {
+				return a.checkConfig(load)
+			}
 			cfg, err := checkedConfig(load)
 			if err != nil {
 				return err
-			}
-			if check {
-				fmt.Fprintln(a.out, "the configuration is good")
-				return nil
 			}
 			return a.serve(cmd.Context(), cfg, load, hangups)
 		},
@@ -78,15 +77,23 @@ func configErrors(err error) error {
 	if err == nil {
 		return nil
 	}
-	if j, ok := err.(interface{ Unwrap() []error }); ok && len(j.Unwrap()) > 1 {
-		var b strings.Builder
-		fmt.Fprintf(&b, "the configuration has %d errors:", len(j.Unwrap()))
-		for _, e := range j.Unwrap() {
-			b.WriteString("\n  " + e.Error())
-		}
-		return errors.New(b.String())
+	if list := mistakes(err); len(list) > 1 {
+		return fmt.Errorf("the configuration has %d errors:\n  %s", len(list), strings.Join(list, "\n  "))
 	}
 	return fmt.Errorf("wrong configuration: %w", err)
+}
+
+// mistakes are what is wrong with a configuration, one by one.
+func mistakes(err error) []string {
+	list := []string{}
+	if j, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, e := range j.Unwrap() {
+			list = append(list, e.Error())
+		}
+	} else if err != nil {
+		list = append(list, err.Error())
+	}
+	return list
 }
 
 // serve runs a node until ctx ends. The first signal has ended ctx; a second one ends the process.

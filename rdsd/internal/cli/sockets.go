@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/spf13/cobra"
 
@@ -73,10 +72,7 @@ the daemon's user or a configured administrator.`,
 				if err := c.CloseSocket(ctx, ep); err != nil {
 					return err
 				}
-				if !a.json {
-					fmt.Fprintf(a.out, "closed %s\n", ep)
-				}
-				return nil
+				return a.did(map[string]string{"closed": ep.String()}, "closed %s", ep)
 			})
 		},
 	}

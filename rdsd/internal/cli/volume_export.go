@@ -177,10 +177,7 @@ still write until then. The file or device stays as it is.`,
 				if err := v.Unexport(ctx, args[0], force); err != nil {
 					return err
 				}
-				if !a.json {
-					fmt.Fprintf(a.out, "%s is exported no more\n", args[0])
-				}
-				return nil
+				return a.did(map[string]string{"unexported": args[0]}, "%s is exported no more", args[0])
 			})
 		},
 	}
@@ -214,10 +211,7 @@ to unmap and map it). 'volume show NAME' says which sessions have it open.`,
 				if err := v.ForceClose(ctx, args[0], args[1]); err != nil {
 					return err
 				}
-				if !a.json {
-					fmt.Fprintf(a.out, "%s was taken from session %s\n", args[0], args[1])
-				}
-				return nil
+				return a.did(map[string]string{"closed": args[0], "session": args[1]}, "%s was taken from session %s", args[0], args[1])
 			})
 		},
 	}

@@ -260,10 +260,7 @@ whatever the other node does.`,
 				if err := v.Unmap(ctx, mappingName(args[0]), force); err != nil {
 					return err
 				}
-				if !a.json {
-					fmt.Fprintf(a.out, "unmapped %s\n", args[0])
-				}
-				return nil
+				return a.did(map[string]string{"unmapped": args[0]}, "unmapped %s", args[0])
 			})
 		},
 	}

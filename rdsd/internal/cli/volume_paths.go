@@ -129,10 +129,7 @@ func (a *app) volumePolicyCmd() *cobra.Command {
 				if err := v.SetPolicy(ctx, args[0], policy); err != nil {
 					return err
 				}
-				if !a.json {
-					fmt.Fprintf(a.out, "%s uses %s\n", args[0], policy)
-				}
-				return nil
+				return a.did(map[string]string{"session": args[0], "policy": string(policy)}, "%s uses %s", args[0], policy)
 			})
 		},
 	}
@@ -296,13 +293,15 @@ With --wait the command ends when the path is ` + c.waited + `, after --timeout 
 				if err := c.do(v, ctx, args[0], p, opts...); err != nil {
 					return err
 				}
-				if !a.json {
-					fmt.Fprintf(a.out, "%s: %s %s\n", args[0], pathText(p), done)
-				}
+				err := a.did(struct {
+					Session string        `json:"session"`
+					Path    rdsd.PathSpec `json:"path"`
+					Done    string        `json:"done"`
+				}{args[0], p, done}, "%s: %s %s", args[0], pathText(p), done)
 				if c.takes {
 					a.warnOfNoPath(ctx, v, args[0])
 				}
-				return nil
+				return err
 			})
 		},
 	}
