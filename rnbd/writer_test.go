@@ -1,9 +1,12 @@
 package rnbd
 
 import (
+	"fmt"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/rdsd/rdsd/blk"
@@ -34,6 +37,17 @@ func TestWriterIsKnownAgain(t *testing.T) {
 	none := Writer{"n", [16]byte{}, []netip.Addr{b}}
 	if w := (Writer{"n", [16]byte{}, []netip.Addr{a}}); w.same(&none) {
 		t.Error("two without numbers are one")
+	}
+}
+
+// TestWriterIsDocumented: the document says of how many addresses a session is known again.
+func TestWriterIsDocumented(t *testing.T) {
+	text, err := os.ReadFile("../docs/protocol.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := fmt.Sprintf("(of the last %d that its paths came from)", maxFrom); !strings.Contains(string(text), want) {
+		t.Errorf("docs/protocol.md, Foreign, does not say %q", want)
 	}
 }
 
