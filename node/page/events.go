@@ -333,6 +333,11 @@ func quoted(topic, why string) []byte {
 // a reader can tell silence from a dead connection.
 const aliveEvery = 5 * time.Second
 
+// aliveAt is the event that says so, with the time of day here: that of whoever looks may be another.
+func aliveAt(now time.Time) []byte {
+	return fmt.Appendf(nil, "event: alive\ndata: {\"unix_ns\": \"%d\"}\n\n", now.UnixNano())
+}
+
 func (p *Page) stream(w http.ResponseWriter, r *http.Request, s *stream) {
 	c := http.NewResponseController(w)
 	// The server's time to read a request is over some time; a stream lasts longer.
@@ -348,7 +353,7 @@ func (p *Page) stream(w http.ResponseWriter, r *http.Request, s *stream) {
 		}
 		return c.Flush() == nil
 	}
-	if !send([]byte("retry: 1000\n\n")) {
+	if !send([]byte("retry: 1000\n\n")) || !send(aliveAt(time.Now())) {
 		return
 	}
 	alive := time.NewTicker(aliveEvery)
@@ -362,7 +367,7 @@ func (p *Page) stream(w http.ResponseWriter, r *http.Request, s *stream) {
 		case <-s.quit:
 			return
 		case <-alive.C:
-			if !send([]byte("event: alive\ndata: {}\n\n")) {
+			if !send(aliveAt(time.Now())) {
 				return
 			}
 		case <-s.wake:

@@ -1,6 +1,7 @@
 // The page: which view is shown, the stream that feeds it, and what is told of both.
 
 import { h, setText, setAttr, link } from './dom.js';
+import { told, ticks, moment } from './clock.js';
 import { address, clock, time, num } from './format.js';
 import { Store } from './store.js';
 import { Overview } from './overview.js';
@@ -35,7 +36,7 @@ let drawTimer = 0;
 let instance = '';
 let version = '';
 let trouble = ''; // why what is shown may be old
-let restarted = 0;
+let restarted = -Infinity;
 
 // --- views ---------------------------------------------------------------------------
 
@@ -103,7 +104,7 @@ function head() {
   }
   let text = trouble || missing();
   const old = Boolean(text);
-  if (!old && Date.now() - restarted < 15_000) text = `The daemon was started anew at ${clock(new Date(restarted))}: what is shown is of its new life.`;
+  if (!old && ticks() - restarted < 15_000) text = `The daemon was started anew at ${clock(new Date(moment(restarted)))}: what is shown is of its new life.`;
   setAttr(banner, 'data-tone', old ? 'bad' : 'info');
   setText(banner, text);
   banner.hidden = !text;
@@ -115,7 +116,7 @@ function missing() {
   const topics = ['status', ...(view ? view.topics.filter((t) => t !== 'status') : [])].filter((t) => store.failed[t]);
   if (!topics.length) return '';
   const of = Math.min(...topics.map((t) => store.at[t] ?? 0));
-  const since = of ? `what is shown is of ${clock(new Date(Date.now() - performance.now() + of * 1000))}` : 'it is not shown';
+  const since = of ? `what is shown is of ${clock(new Date(moment(of * 1000)))}` : 'it is not shown';
   return `The daemon cannot tell of ${topics.join(', ')}; ${since}: ${store.failed[topics[0]]}`;
 }
 
@@ -127,11 +128,11 @@ function connect() {
   if (source && topics === sourceTopics) return;
   disconnect();
   sourceTopics = topics;
-  heard = Date.now();
+  heard = ticks();
   source = new EventSource(`/api/v1/events?topics=${topics}`);
-  source.onopen = () => { heard = Date.now(); };
+  source.onopen = () => { heard = ticks(); };
   for (const topic of topics.split(',')) source.addEventListener(topic, (e) => take(topic, e.data));
-  source.addEventListener('alive', () => live());
+  source.addEventListener('alive', (e) => { told(JSON.parse(e.data).unix_ns); live(); });
   source.addEventListener('failed', (e) => {
     live();
     const f = JSON.parse(e.data);
@@ -149,7 +150,7 @@ function disconnect() {
 }
 
 function live() {
-  heard = Date.now();
+  heard = ticks();
   retry = 1000;
   if (trouble) {
     trouble = '';
@@ -163,7 +164,7 @@ function take(topic, data) {
     if (instance && message.instance !== instance) {
       // Another life of the daemon: numbers begin anew, and so does what was made of them.
       store.forget();
-      restarted = Date.now() - num(message.uptime_ns) / 1e6;
+      restarted = ticks() - num(message.uptime_ns) / 1e6;
       if (version !== message.version) {
         location.reload(); // another version has another page
         return;
@@ -181,7 +182,7 @@ function take(topic, data) {
 async function lost(of) {
   if (of !== source || !source) return;
   const refused = source.readyState === EventSource.CLOSED;
-  const since = heard ? ` What is shown is of ${clock(new Date(heard))}.` : '';
+  const since = heard ? ` What is shown is of ${clock(new Date(moment(heard)))}.` : '';
   trouble = `The daemon does not answer; this is tried again.${since}`;
   soon();
   if (!refused) return;
@@ -206,9 +207,9 @@ async function lost(of) {
 
 // A dead connection is silent, and a browser does not notice.
 setInterval(() => {
-  if (!document.hidden && source && Date.now() - heard > SILENCE) {
-    trouble = `Nothing was heard of the daemon since ${clock(new Date(heard))}; this is tried again.`;
-    heard = Date.now();
+  if (!document.hidden && source && ticks() - heard > SILENCE) {
+    trouble = `Nothing was heard of the daemon since ${clock(new Date(moment(heard)))}; this is tried again.`;
+    heard = ticks();
     disconnect();
     connect();
     soon();

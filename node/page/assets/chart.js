@@ -1,6 +1,7 @@
 // Pictures: lines over time, an hour in a strip, 65,536 ports.
 
 import uPlot from './uplot/uPlot.esm.js';
+import { moment } from './clock.js';
 import { h } from './dom.js';
 
 /** token reads a colour of the style sheet, which has one for light and one for dark. */
@@ -63,7 +64,7 @@ export class Lines {
     }, this.data, this.box);
   }
 
-  update(data, end = Date.now() / 1000, seconds = this.seconds) {
+  update(data, end = moment() / 1000, seconds = this.seconds) {
     this.seconds = seconds;
     this.data = data && data[0].length ? data : [[end - 1], ...this.labels.map(() => [null])];
     this.end = end;

@@ -102,8 +102,8 @@ export class Overview {
     const exports = store.get('volumes')?.export || [];
     this.tile('volumes', maps.length ? `${maps.filter((m) => m.state === 'open').length} of ${maps.length}` : '0', `${count(exports.length)} exported`, maps.some((m) => m.tone === 'bad') ? 'bad' : maps.some((m) => m.tone === 'warn') ? 'warn' : '');
     this.tile('memory', bytes(status.memory_used_bytes), `of ${bytes(status.memory_budget_bytes)}`, num(status.memory_used_bytes) > 0.9 * num(status.memory_budget_bytes) ? 'bad' : '');
-    this.datagrams.update(store.series.get('datagrams'));
-    this.payload.update(store.series.get('payload'));
+    this.datagrams.update(store.lines('datagrams'));
+    this.payload.update(store.lines('payload'));
     this.budgets.update(status.budget);
   }
 

@@ -97,7 +97,7 @@ export class Peer {
       ['Unacknowledged', `${count(r.unacked)} datagrams, ${bytes(r.unacked_bytes)}`], ['Held', `${count(r.held)} datagrams`], ['Congested ports', count(r.congested_ports)],
     ]);
     this.paths.update(r.path);
-    const s = this.store.series.get(`peer ${p.key}`);
+    const s = this.store.lines(`peer ${p.key}`);
     this.bytes.update(s ? s.slice(0, 3) : null);
     this.rtt.update(s ? [s[0], s[3]] : null);
     this.picture.update(congestedPorts(this.store), bitsOf(this.store).get(p.remote) || null);

@@ -120,7 +120,7 @@ export class Socket {
         ['Cancelled', count(s.cancelled)], ['Failed', count(s.failed)], ['Unknown', count(s.unknown)],
         ['Waiting sends', count(s.waiting_sends)], ['Shared memory', num(s.ring_max_bytes) ? `${bytes(s.ring_bytes)} of ${bytes(s.ring_max_bytes)}` : 'none (gRPC)'],
       ]);
-      this.queues.update(this.store.series.get(`socket ${s.inode}`));
+      this.queues.update(this.store.lines(`socket ${s.inode}`));
     }
     this.who.update([
       ['Reader', p?.reader || (s ? owner(s.program, s.pid, s.uid) : '–')],

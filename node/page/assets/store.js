@@ -1,5 +1,6 @@
 // What the daemon last said, and how fast its numbers move.
 
+import { ticks, moment } from './clock.js';
 import { num, address } from './format.js';
 
 const KEPT = 300; // points of a series: five minutes
@@ -23,7 +24,7 @@ export class Store {
   take(topic, message) {
     this.topics[topic] = message;
     delete this.failed[topic];
-    this.at[topic] = performance.now() / 1000;
+    this.at[topic] = ticks() / 1000;
     const derive = derived[topic];
     if (derive) derive(this, message);
   }
@@ -51,7 +52,7 @@ export class Store {
       s = [[], ...values.map(() => [])];
       this.series.set(key, s);
     }
-    const now = Date.now() / 1000;
+    const now = ticks() / 1000;
     if (s[0].length && now - s[0][s[0].length - 1] > GAP) { // nobody looked: nothing is known of the time between
       s[0].push(now - GAP / 2);
       values.forEach((_, i) => s[i + 1].push(null));
@@ -59,6 +60,12 @@ export class Store {
     s[0].push(now);
     values.forEach((v, i) => s[i + 1].push(v));
     if (s[0].length > KEPT) s.forEach((l) => l.shift());
+  }
+
+  /** lines is a series with the daemon's time of each point, in seconds; undefined: there is none. */
+  lines(key) {
+    const s = this.series.get(key);
+    return s && [s[0].map((at) => moment(at * 1000) / 1000), ...s.slice(1)];
   }
 }
 

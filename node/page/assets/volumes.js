@@ -118,7 +118,7 @@ class One {
 
   draw(key, ops) {
     this.ops.update(ops);
-    const s = this.store.series.get(key);
+    const s = this.store.lines(key);
     this.bytes.update(s ? s.slice(0, 3) : null);
     this.io.update(s ? [s[0], s[3], s[4]] : null);
   }
