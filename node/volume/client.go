@@ -212,8 +212,9 @@ func (h *Host) join(ctx context.Context, s, raw *MapSpec, strict bool) (*client,
 }
 
 // heeds has s, by which Map is about to make a session, be what mappings have of that session that an earlier Host had and that are
-// not back yet, but for what raw asks for and must not: they join it whatever it is, and would go on with the volume of
-// another node, or as another mapping asks. mu is held.
+// not back yet, but for what raw asks for and must not: they join it whatever it is, and would go on as another mapping asks,
+// or with the volume of another node. By which node they go is what NODE says, word for word, since names may not be known just now:
+// one that goes by two names is refused, and the paths that raw names are taken to be that node's, as whoever maps says. mu is held.
 func (h *Host) heeds(s, raw *MapSpec) error {
 	for _, o := range h.notBack(s.Session) {
 		host, port, _ := splitNode(s.Node, h.cfg.Port) // both were checked
