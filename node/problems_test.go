@@ -521,7 +521,11 @@ func TestEveryProblem(t *testing.T) {
 			with := func(name string) func(c *config.Config) {
 				return func(c *config.Config) { c.Volumes.Port, c.Volumes.Name = port, name }
 			}
-			x, y := startIll(t, with("x")), startIll(t, with("y"))
+			x, y := startIll(t, func(c *config.Config) {
+				with("x")(c)
+				// Each attempt is another state of the path, and none of them lasts for a second: the path is down for all that.
+				c.Volumes.ReconnectMin.Duration, c.Volumes.ReconnectMax.Duration = 20*time.Millisecond, 100*time.Millisecond
+			}), startIll(t, with("y"))
 			ctx := t.Context()
 			if _, err := rdsdv1.NewVolumeServiceClient(dial(t, y.cfg)).Export(ctx, rdsdv1.VolumeExportRequest_builder{Name: "mem", Kind: rdsdv1.VolumeKind_VOLUME_KIND_MEMORY, SizeBytes: 1 << 20}.Build()); err != nil {
 				t.Fatal(err)

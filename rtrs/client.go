@@ -286,7 +286,7 @@ func (c *Client) AddPath(now time.Duration, ctx any, local, remote netip.AddrPor
 		}
 	}
 	c.enter(now)
-	p := &ClientPath{Local: local, Remote: remote, Ctx: ctx, c: c, since: c.now}
+	p := &ClientPath{Local: local, Remote: remote, Ctx: ctx, c: c, since: c.now, down: c.now}
 	c.newUUID(&p.uuid)
 	c.paths = append(c.paths, p)
 	p.startAt(c.now)

@@ -219,6 +219,7 @@ func TestReconnect(t *testing.T) {
 	p.Lost(f.now, 1, rdserr.ErrReset)
 	p.Gone(f.now)
 	bound, longest := 100*ms, time.Duration(0)
+	lost := p.Info().Down
 	for i := 1; i <= 40; i++ {
 		at := f.now
 		for p.State() == Reconnecting {
@@ -232,8 +233,8 @@ func TestReconnect(t *testing.T) {
 			t.Fatalf("%+v, %v", r, err)
 		}
 		p.Refused(f.now, 0, nil, rdserr.ErrRefused)
-		if p.State() != Closing || p.Info().Attempts != i {
-			t.Fatalf("%+v", p.Info())
+		if p.State() != Closing || p.Info().Attempts != i || p.Info().Down != lost {
+			t.Fatalf("%+v, lost at %v", p.Info(), lost)
 		}
 		p.Gone(f.now)
 		bound = min(2*bound, 800*ms)

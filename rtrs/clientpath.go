@@ -26,6 +26,7 @@ type ClientPath struct {
 	// administrator has ended the path.
 	want  State
 	since time.Duration // when it came to be in state
+	down  time.Duration // when it was made, or ceased to be Connected
 	err   error         // why it was lost or could not be made, the last time
 	errAt time.Duration // when that was
 	// at is, in Reconnecting, when the path is tried again, and in Connecting, when
@@ -73,6 +74,7 @@ type PathInfo struct {
 	Local, Remote netip.AddrPort
 	State         State
 	Since         time.Duration // when it came to be in that state
+	Down          time.Duration // since when it is not Connected, however often it was tried meanwhile; of one that is it says nothing
 	Attempts      int           // to connect, that failed in a row
 	Err           error         // why it was lost or could not be made, the last time
 	ErrAt         time.Duration // when that was
@@ -84,7 +86,7 @@ type PathInfo struct {
 func (p *ClientPath) Info() PathInfo {
 	s := p.stats
 	s.Inflight = p.flight.n
-	i := PathInfo{Local: p.Local, Remote: p.Remote, State: p.state, Since: p.since, Attempts: p.failures, Err: p.err, ErrAt: p.errAt, Stats: s}
+	i := PathInfo{Local: p.Local, Remote: p.Remote, State: p.state, Since: p.since, Down: p.down, Attempts: p.failures, Err: p.err, ErrAt: p.errAt, Stats: s}
 	if p.state == Reconnecting {
 		i.RetryAt = p.at
 	}
@@ -108,6 +110,9 @@ func (p *ClientPath) setState(to State) {
 	clientMay.check(p.state, to)
 	from := p.state
 	p.state, p.since = to, p.c.now
+	if from == Connected {
+		p.down = p.c.now
+	}
 	p.c.event(Event{Kind: EventPath, Client: p, From: from, To: to, Err: p.err})
 }
 

@@ -73,7 +73,7 @@ type VolumePath struct {
 	Session, Src, Dst, State, LastError string
 	Connected                           bool
 	Mend                                string        // where it is not: what mends that
-	For                                 time.Duration // in this state
+	For                                 time.Duration // that it is not connected, through all attempts: each is another state
 }
 
 // VolumePath tells of one of a session to another node's volumes.

@@ -188,7 +188,7 @@ func examineVolumes(x *health.Exam, h *volume.Host, now time.Time) {
 	for _, p := range h.Paths() {
 		if p.Role == volume.RoleClient {
 			x.VolumePath(&health.VolumePath{Session: p.Session, Src: p.Src, Dst: p.Dst, State: p.State, LastError: p.LastError,
-				Connected: p.State == "connected", For: now.Sub(p.Since), Mend: p.Mend()})
+				Connected: p.State == "connected", For: now.Sub(p.Down), Mend: p.Mend()})
 		}
 	}
 }

@@ -190,7 +190,7 @@ func (k *checks) session(s *SessionInfo, paths []PathInfo) {
 			if p.LastError != "" {
 				why = ": " + p.LastError
 			}
-			k.add(SeverityWarning, what, p.Mend(), "the path from %s to %s is %s since %v%s", p.Src, p.Dst, p.State, time.Since(p.Since).Round(time.Millisecond), why)
+			k.add(SeverityWarning, what, p.Mend(), "the path from %s to %s is %s for %v%s", p.Src, p.Dst, p.State, time.Since(p.Down).Round(time.Millisecond), why)
 		}
 	}
 	k.ok(n, what, "%d paths connected", s.PathsUp)

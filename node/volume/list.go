@@ -391,6 +391,9 @@ func (c *client) pathInfo(p *rtrs.ClientPath) PathInfo {
 			i.Src = f.links[0].l.LocalAddr().String()
 		}
 	}
+	if x.State != rtrs.Connected {
+		i.Down = c.h.wall(x.Down)
+	}
 	if x.Err != nil {
 		i.LastError, i.ErrorAt = x.Err.Error(), c.h.wall(x.ErrAt)
 	}

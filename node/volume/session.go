@@ -55,6 +55,7 @@ type PathInfo struct {
 	Attempts   int       // to connect, that failed in a row
 	RetryAt    time.Time // when it is tried again; zero: it does not wait for that
 	Since      time.Time // it has this state
+	Down       time.Time // of a client's: since when it is not connected, through all attempts; zero: it is
 	PathStats
 	GivenUp  bool // "disconnected" because it is out of attempts
 	Replaced bool // another session of this name took the place of its session, which is over
