@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/spf13/cobra"
@@ -18,7 +19,8 @@ func (a *app) queueCmd() *cobra.Command {
 		Use:   "queue",
 		Short: "show datagrams waiting to be sent, acknowledged or read",
 		Long: `Show datagrams that wait, one a line, without what is in them. --summary adds up what
-waits for each peer (send, retrans) and in each socket (recv), however many there are.`,
+waits for each peer (send, retrans) and in each socket (recv), however many there are. What
+waits before a congested port waits to be sent; its bytes are of the first 20,000 datagrams.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var kinds []rdsd.QueueKind
 			for _, k := range []struct {
@@ -120,6 +122,23 @@ var queueSumColumns = []column[queueSum]{
 	{"bytes", func(q queueSum) any { return bytesCount(q.Bytes) }},
 }
 
+// queueMost is how many datagrams a daemon lists at most.
+const queueMost = 20000
+
+// heldBytes are the bytes that wait to be sent to peers with a congested port, by local and remote address: a peer
+// tells how many datagrams it is held up with, and not how large they are. Of more than can be listed it is what could be.
+func heldBytes(ctx context.Context, c source, peers []rdsd.Peer, wanted bool) (map[[2]netip.Addr]uint64, error) {
+	if !wanted || !slices.ContainsFunc(peers, func(p rdsd.Peer) bool { return p.Held > 0 }) {
+		return nil, nil
+	}
+	list, _, err := c.Queue(ctx, rdsd.QueueSend, queueMost)
+	sums := map[[2]netip.Addr]uint64{}
+	for _, q := range list {
+		sums[[2]netip.Addr{q.Local.Addr(), q.Remote.Addr()}] += q.Bytes
+	}
+	return sums, err
+}
+
 // sumQueues adds up what waits, the most first.
 func sumQueues(ctx context.Context, c source, kinds []rdsd.QueueKind) ([]queueSum, error) {
 	list := []queueSum{}
@@ -132,8 +151,13 @@ func sumQueues(ctx context.Context, c source, kinds []rdsd.QueueKind) ([]queueSu
 	if err != nil {
 		return nil, err
 	}
+	held, err := heldBytes(ctx, c, peers, len(kinds) == 0 || slices.Contains(kinds, rdsd.QueueSend))
+	if err != nil {
+		return nil, err
+	}
 	for _, p := range peers {
-		add(queueSum{rdsd.QueueSend, addrText(p.Local), addrText(p.Remote), p.Queued, p.QueuedBytes})
+		bytes := max(p.QueuedBytes, held[[2]netip.Addr{p.Local, p.Remote}])
+		add(queueSum{rdsd.QueueSend, addrText(p.Local), addrText(p.Remote), p.Queued + p.Held, bytes})
 		add(queueSum{rdsd.QueueRetrans, addrText(p.Local), addrText(p.Remote), p.Unacked, p.UnackedBytes})
 	}
 	sockets, err := c.Sockets(ctx)
