@@ -35,7 +35,7 @@ func (x *Exam) Node(n *Node) {
 	}
 	if n.Panics > 0 {
 		x.add(Problem{Code: Panicked, Severity: Error, Text: count(n.Panics, "panic") + " contained since the daemon started: a bug",
-			Remedy: "rdsd bugreport, and report it with the stack from the log"})
+			Remedy: "rdsd bugreport, and report it with the stack from the log; it is told until the daemon starts anew"})
 	}
 	for _, l := range n.StateLost {
 		x.add(Problem{Code: StateLost, Severity: Error, Subject: "volumes.state_dir", Text: l.Why, Remedy: l.Mend})
