@@ -1,6 +1,8 @@
 package shm
 
 import (
+	"bytes"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/rdsd/rdsd/rdserr"
@@ -187,6 +189,13 @@ func Walk(w Word, body []byte) (Lengths, []byte) {
 		return Lengths{each: len(body) / n, left: n}, body
 	}
 	return Lengths{table: body[: 4*n : 4*n], left: n}, body[4*n:]
+}
+
+// Clone returns the same walk without the body's memory.
+func (l *Lengths) Clone() Lengths {
+	c := *l
+	c.table = bytes.Clone(l.table)
+	return c
 }
 
 // Left is how many datagrams are still to come.

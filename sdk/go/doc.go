@@ -32,6 +32,10 @@
 // the next one gets; sends without an answer return ErrShutdown,
 // Undecided. WithReconnect(false) makes the socket end instead.
 //
+// What had arrived and is not read stays, before all that comes later. Over rings that is memory of this process, for
+// each life of the daemon as much as its receive buffer holds; with four such buffers unread the socket is
+// bound with one of 64 KiB, until the next restart after they were read.
+//
 // # Without copying
 //
 // Messages and Borrow hand out payloads where they are, until the next round or until their

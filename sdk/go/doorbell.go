@@ -4,6 +4,7 @@ package rdsd
 
 import (
 	"os"
+	"sync"
 	"syscall"
 	"time"
 
@@ -24,12 +25,14 @@ import (
 // When the daemon is gone the doorbell is readable for ever; the end of the control
 // connection says so too, and ends the calls that wait here.
 type doorbell struct {
-	fd   int      // closed with the mapping
-	kick int      // an eventfd: another call of this process wakes the one that sleeps; closed with the mapping
+	fd   int      // closed with the mapping, or when the daemon is gone and nobody sleeps any more
+	kick int      // an eventfd: another call of this process wakes the one that sleeps; closed with the last use of the link
 	set  *os.File // the epoll set; closed when the link ends
 	raw  syscall.RawConn
 	arm  func(uintptr)
 	has  func(uintptr) bool
+
+	files sync.Mutex // held by who closes fd and kick
 }
 
 // open takes fd over if it succeeds.
@@ -94,8 +97,35 @@ func (b *doorbell) stopListening() { b.set.Close() }
 // not made nobody has stopped listening.
 func (b *doorbell) close() {
 	b.stopListening()
-	unix.Close(b.fd)
-	unix.Close(b.kick)
+	b.files.Lock()
+	defer b.files.Unlock()
+	closeOnce(&b.fd)
+	closeOnce(&b.kick)
+}
+
+// quiet is for a link that nobody uses and whose region is still mapped: it closes what tells
+// the daemon nothing, and reports whether that was all. A daemon that lives charges for the region, and counts the
+// connection, until the doorbell is closed.
+func (b *doorbell) quiet() bool {
+	b.files.Lock()
+	defer b.files.Unlock()
+	closeOnce(&b.kick)
+	if b.fd < 0 {
+		return true
+	}
+	fds := [1]unix.PollFd{{Fd: int32(b.fd)}}
+	if n, err := unix.Poll(fds[:], 0); err != nil || n == 0 || fds[0].Revents&unix.POLLHUP == 0 {
+		return false
+	}
+	closeOnce(&b.fd)
+	return true
+}
+
+func closeOnce(fd *int) {
+	if *fd >= 0 {
+		unix.Close(*fd)
+		*fd = -1
+	}
 }
 
 // sleep waits for a ring of the daemon's or of another call, in the kernel, at most for d.

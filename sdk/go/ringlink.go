@@ -24,6 +24,9 @@ import (
 // The mapping stays as long as there may be a reader of it: the sending side, the receiving
 // side until everything borrowed is back, waiting calls, reserved slots, and as long as somebody
 // reads it or the doorbell. Each holds a reference, taken under a lock under which the link is known to be in use.
+//
+// The descriptors go before, when nobody is left but reserved slots and what is borrowed, which may stay for as long
+// as the program likes: of each life of the daemon it would keep some.
 type ringLink struct {
 	r      *rings
 	conn   *shm.Conn
@@ -32,8 +35,10 @@ type ringLink struct {
 	recv   *shm.Receiver // guarded by rings.rxMu
 	local  netip.AddrPort
 	max    int
-	refs   atomic.Int32
-	ring   int           // the daemon's doorbell; closed with the mapping, which tells the daemon that it is gone
+	least  bool          // bound with leastLeft
+	refs   atomic.Int32  // on the mapping
+	uses   atomic.Int32  // of these, by who uses the descriptors
+	ring   int           // the daemon's doorbell; closed with the last use
 	bell   doorbell      // ours
 	down   chan struct{} // closed when read has ended
 	stop   func() bool   // ends the watch over the socket's context
@@ -108,7 +113,8 @@ func (r *rings) handshake(conn *shm.Conn) (*ringLink, error) {
 	bind := &rdsdv1.Bind{}
 	bind.SetLocal(endpointToProto(r.LocalAddr()))
 	bind.SetSendBufferBytes(uint64(r.cfg.sendBuffer))
-	bind.SetRecvBufferBytes(uint64(r.cfg.recvBuffer))
+	buffer, least := r.recvBuffer()
+	bind.SetRecvBufferBytes(buffer)
 	bind.SetLabel(r.cfg.label)
 	wish := &rdsdv1.RingWish{}
 	wish.SetVersion(shm.Version)
@@ -145,6 +151,7 @@ func (r *rings) handshake(conn *shm.Conn) (*ringLink, error) {
 		hangUp(conn)
 		return nil, noRings{err}
 	}
+	l.least = least
 	return l, nil
 }
 
@@ -226,6 +233,7 @@ func (l *ringLink) begin(bound *rdsdv1.Bound) error {
 	l.local = endpointFromProto(bound.GetLocal())
 	l.max = int(min(bound.GetMaxDatagramBytes(), uint64(l.region.MaxDatagram)))
 	l.refs.Store(4) // the sending side, the receiving side, read, keep
+	l.uses.Store(4)
 	return nil
 }
 
@@ -279,15 +287,37 @@ func (l *ringLink) unref() {
 	}
 }
 
+// use adds a reference of somebody who uses the descriptors; unuse ends it.
+func (l *ringLink) use() {
+	l.refs.Add(1)
+	l.uses.Add(1)
+}
+
+func (l *ringLink) unuse() {
+	l.endUse()
+	l.unref()
+}
+
+// endUse is unuse of somebody who keeps the reference.
+func (l *ringLink) endUse() {
+	if l.uses.Add(-1) == 0 {
+		unix.Close(l.ring)
+		l.ring = -1
+		l.bell.quiet()
+	}
+}
+
 func (l *ringLink) unmap() {
 	l.region.Close() // first: of a doorbell that is closed the daemon concludes that nobody reads the region
-	unix.Close(l.ring)
+	if l.ring >= 0 {
+		unix.Close(l.ring)
+	}
 	l.bell.close()
 }
 
 // read takes messages until the connection ends and says why it did.
 func (l *ringLink) read() error {
-	defer l.unref()
+	defer l.unuse()
 	defer close(l.down)
 	defer l.conn.Close()
 	defer l.abort()
@@ -370,7 +400,7 @@ func (l *ringLink) write() {
 
 // keep waits for the daemon to ring, for all parked calls.
 func (l *ringLink) keep() {
-	defer l.unref() // a doorbell that is closed under it may be another file by then
+	defer l.unuse() // a doorbell that is closed under it may be another file by then
 	for rings := true; rings; {
 		rings = l.bell.heard()
 		l.r.waiters.wake(allBits)

@@ -234,9 +234,7 @@ func (l *ringLink) dropOutLocked(dst netip.AddrPort, o *pairOut) {
 func (l *ringLink) sweepPairsLocked() {
 	// A record that is half read is at the front of its pair, where it could be found to be another
 	// by now: the sender can still write there.
-	if h := &l.r.halfRead; h.len() > 0 {
-		l.r.keepLocked(*h.front())
-	}
+	l.r.keepFrontLocked()
 	var left []*pairIn
 	for _, p := range l.in.in {
 		if p.closed {
@@ -451,12 +449,23 @@ func (r *rings) keepLocked(t *train) {
 	if t.pair == nil {
 		return
 	}
-	t.own = r.spare.newMemory(len(t.rest))
-	copyBytes(t.own, t.rest)
-	t.rest = t.own
-	r.private += cap(t.own)
+	if r.lastPump { // it may be read late, so it has no more memory than it needs
+		t.rest = r.own.clone(t.rest)
+	} else {
+		t.own = r.spare.newMemory(len(t.rest))
+		copyBytes(t.own, t.rest)
+		t.rest = t.own
+		r.private += cap(t.own)
+	}
 	t.pair.r.Take(&t.rec)
 	t.pair = nil
+}
+
+// keepFrontLocked is keepLocked for the train that is half read. No other one in halfRead lies in a pair.
+func (r *rings) keepFrontLocked() {
+	if r.halfRead.len() > 0 {
+		r.keepLocked(*r.halfRead.front())
+	}
 }
 
 // freePairedLocked is freeLocked for a train that came by a pair.
@@ -466,18 +475,12 @@ func (r *rings) freePairedLocked(t *train) {
 		t.pair = nil
 		return
 	}
-	r.private -= cap(t.own)
-	r.spare.putMemory(t.own)
-	t.own = nil
-}
-
-// dropPairsInLocked ends the reader's ends with the link: what is there is kept, unless the
-// socket is closed, and comes before whatever comes by another link.
-func (r *rings) dropPairsInLocked(l *ringLink) {
-	for _, t := range r.halfRead.all() {
-		r.keepLocked(t)
+	r.left -= t.left
+	if t.own != nil {
+		r.private -= cap(t.own)
+		r.spare.putMemory(t.own)
+		t.own = nil
 	}
-	l.setPairsLocked(nil)
 }
 
 // shutPairsLocked has nothing more get in.

@@ -24,11 +24,12 @@ type train struct {
 	rest []byte // payloads not read yet
 	refs int    // leases, and the walk
 
-	// Of one that came by a pair (ringpair.go): it lies there, or is kept here.
+	// Of one that came by a pair (ringpair.go), or by a former link: it lies there, or is kept here.
 	paired bool
 	pair   *pairIn // nil: it is kept
 	rec    shm.PairRecord
-	own    []byte
+	own    []byte // to be used again
+	left   int    // bytes of rings.left
 }
 
 // held belongs to one Borrow: a reference to each train it took from.
@@ -340,9 +341,7 @@ func (h *held) release(turn uint64) {
 func (r *rings) pumpLocked(l *ringLink) error {
 	stashed := false
 	// One that lies in a pair is at its front until it is kept.
-	if r.halfRead.len() > 0 {
-		r.keepLocked(*r.halfRead.front())
-	}
+	r.keepFrontLocked()
 	for {
 		t, err := r.nextTrainLocked(l, true)
 		if t == nil {

@@ -31,7 +31,8 @@ type rings struct {
 	path    string
 	waiters waitList
 
-	cur *ringLink // guarded by Socket.mu; Socket.link as what it is
+	cur    *ringLink   // guarded by Socket.mu; Socket.link as what it is
+	former []*ringLink // guarded by Socket.mu; links before it that may still have a descriptor
 
 	_       [64]byte // the two sides have cache lines of their own
 	txMu    sync.Mutex
@@ -54,6 +55,8 @@ type rings struct {
 	spare    trainStore   // guarded by rxMu
 	own      slab         // guarded by rxMu
 	poll     bool         // guarded by rxMu; the ring is full of news that cannot be taken now
+	left     int          // guarded by rxMu; bytes of halfRead that came by former links
+	soft     uint64       // guarded by rxMu; the receive buffer that a link was granted as this socket wants it
 	rxSeq    atomic.Uint32
 }
 
@@ -69,12 +72,16 @@ func (r *rings) kind() FrontEnd { return Rings }
 func (r *rings) startLocked(l link) {
 	rl := l.(*ringLink)
 	r.cur = rl
+	r.forgetLocked(rl)
 	r.txMu.Lock()
 	r.tx = rl
 	r.txSeq.Add(1)
 	r.txMu.Unlock()
 	r.rxMu.Lock()
 	r.rx = rl
+	if !rl.least {
+		r.soft = rl.region.RcvBuf
+	}
 	r.rxSeq.Add(1)
 	r.rxMu.Unlock()
 	r.waiters.wake(allBits)
@@ -106,11 +113,11 @@ func (r *rings) dropSends(l *ringLink, reason string) {
 	r.tx = nil
 	r.refused = nil // every watcher is told to look at everything
 	r.txSeq.Add(1)
-	l.unref()
+	l.unuse()
 }
 
-// dropReceives keeps datagrams that have arrived and were not read: they were delivered,
-// and their memory stays until it is released.
+// dropReceives keeps datagrams that have arrived and were not read: they were delivered. The mapping stays for what is
+// borrowed alone.
 func (r *rings) dropReceives(l *ringLink, closed bool) {
 	r.rxMu.Lock()
 	defer r.rxMu.Unlock()
@@ -121,9 +128,15 @@ func (r *rings) dropReceives(l *ringLink, closed bool) {
 		_ = r.pumpLocked(l) // an error ends the link, which ends here
 		r.lastPump = false
 	}
-	r.dropPairsInLocked(l)
+	if closed {
+		r.keepFrontLocked()
+	} else {
+		r.leaveLocked(l)
+	}
+	l.setPairsLocked(nil)
 	r.rx = nil
 	r.rxSeq.Add(1)
+	l.endUse()
 	if l.recv.Out() == 0 {
 		l.unref()
 	}

@@ -337,7 +337,8 @@ func (r *rings) reserve(ctx context.Context, dst netip.AddrPort, n int) (*Slot, 
 			if sl, err = r.grabLocked(l, f, size, size); err == nil {
 				// Counted as sent from now on, so that reserved room is within the send buffer.
 				l.send.Count(&sl, n)
-				// The slot is in the mapping, which has to stay until Commit or Abort.
+				// The slot is in the mapping, which has to stay until Commit or Abort. Its doorbell is
+				// rung only while the link is in use.
 				l.refs.Add(1)
 				r.txMu.Unlock()
 				return &Slot{fe: r, dst: dst, buf: sl.Body, ring: ringSlot{l, sl}}, nil

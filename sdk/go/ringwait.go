@@ -69,10 +69,10 @@ func (w *waiter) renew(r *rings, l *ringLink, bits uint32) *waiter {
 	}
 	if w.l != l {
 		if w.l != nil {
-			w.l.unref()
+			w.l.unuse()
 		}
 		if l != nil {
-			l.refs.Add(1)
+			l.use()
 		}
 		w.l = l
 	}
@@ -89,7 +89,7 @@ func (w *waiter) done() {
 		return
 	}
 	if w.l != nil {
-		w.l.unref()
+		w.l.unuse()
 	}
 	w.watchPairs(nil)
 	select {
