@@ -59,7 +59,12 @@ func WithFrontEnd(f FrontEnd) Option {
 }
 
 // FrontEnd returns the front end of the socket: Rings or GRPC.
-func (s *Socket) FrontEnd() FrontEnd { return s.fe.kind() }
+func (s *Socket) FrontEnd() FrontEnd {
+	if s == nil || s.fe == nil {
+		return Auto
+	}
+	return s.fe.kind()
+}
 
 // ringsPath is where the ring control socket of a target is.
 func ringsPath(target string) (string, bool) {

@@ -150,6 +150,10 @@ func (c *Client) Target() string { return c.target }
 // Close closes every socket of the client and the connection. A Bind under way fails with
 // rdserr.ErrClosed. Closing twice is no error.
 func (c *Client) Close() error {
+	// Dial has set conn, and nobody else can.
+	if c == nil || c.conn == nil {
+		return opError("close", netip.AddrPort{}, netip.AddrPort{}, errNoClient)
+	}
 	c.mu.Lock()
 	first := !c.closed
 	c.closed = true

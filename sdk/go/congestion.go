@@ -52,6 +52,10 @@ type watcher struct {
 // meanwhile are unknown, so try again. The same comes first in a loop over one of very many
 // watches that had no loop for long (64 on a socket go on meanwhile).
 func (s *Socket) WatchCongestion(ctx context.Context) iter.Seq2[CongestionEvent, error] {
+	// Before anything is registered, which the end of ctx takes out again.
+	if err := s.misuse(ctx, "watch", netip.AddrPort{}); err != nil {
+		return func(yield func(CongestionEvent, error) bool) { yield(CongestionEvent{}, err) }
+	}
 	w := &watcher{wake: make(chan struct{}, 1)}
 	// The watch is there from the call on, so something has to end it if no loop ever runs.
 	w.begin = func() func() bool {

@@ -115,6 +115,10 @@ func (s *Socket) askAgain(ctx context.Context, build func(id uint64) *rdsdv1.Cli
 // The outcome of each cancelled datagram is Cancelled.
 func (s *Socket) CancelSentTo(ctx context.Context, dst netip.AddrPort) (CancelResult, error) {
 	dst = unmap(dst)
+	// Before the call is counted as one that runs.
+	if err := s.misuse(ctx, "cancel", dst); err != nil {
+		return CancelResult{}, err
+	}
 	if !dst.Addr().IsValid() {
 		return CancelResult{}, s.opErr("cancel", dst, rdserr.ErrDestination)
 	}
@@ -142,6 +146,9 @@ func (s *Socket) CancelSentTo(ctx context.Context, dst netip.AddrPort) (CancelRe
 // rdserr.ErrTimeout when ctx ends first, and with ErrShutdown when the daemon went away:
 // then the outcome of datagrams in flight is unknown.
 func (s *Socket) Flush(ctx context.Context) error {
+	if err := s.misuse(ctx, "flush", netip.AddrPort{}); err != nil {
+		return err
+	}
 	if err := s.fe.settle(ctx); err != nil {
 		return s.opErr("flush", netip.AddrPort{}, err)
 	}
@@ -164,6 +171,9 @@ func (s *Socket) Flush(ctx context.Context) error {
 // Congested says whether dst refuses datagrams now, as far as this node knows.
 func (s *Socket) Congested(ctx context.Context, dst netip.AddrPort) (bool, error) {
 	dst = unmap(dst)
+	if err := s.misuse(ctx, "congested", dst); err != nil {
+		return false, err
+	}
 	if !dst.Addr().IsValid() {
 		return false, s.opErr("congested", dst, rdserr.ErrDestination)
 	}
@@ -192,6 +202,9 @@ func (s *Socket) askCongested(ctx context.Context, dst netip.AddrPort) (*rdsdv1.
 // PeekSize says how large the next datagram is, without taking it; ok is false
 // when there is none.
 func (s *Socket) PeekSize(ctx context.Context) (n int, ok bool, err error) {
+	if err := s.misuse(ctx, "peek", netip.AddrPort{}); err != nil {
+		return 0, false, err
+	}
 	n, ok, err = s.fe.peekSize(ctx)
 	return n, ok, s.opErr("peek", netip.AddrPort{}, err)
 }

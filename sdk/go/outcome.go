@@ -174,6 +174,11 @@ func (q *outcomeQueue) take() (o Outcome, ok, freed bool, over error) {
 // (OpError.Undecided) has one if the daemon accepted it and could report it.
 func (s *Socket) Outcomes(ctx context.Context) iter.Seq2[Outcome, error] {
 	return func(yield func(Outcome, error) bool) {
+		// In the loop, where an iterator's errors are.
+		if err := s.misuse(ctx, "outcomes", netip.AddrPort{}); err != nil {
+			yield(Outcome{}, err)
+			return
+		}
 		if !s.cfg.outcomes {
 			yield(Outcome{}, s.opErr("outcomes", netip.AddrPort{},
 				rdserr.With(rdserr.ErrInvalid, "the socket was bound without WithOutcomes")))

@@ -10,6 +10,9 @@ import (
 // Recv waits for the next datagram. It goes on waiting while the daemon is
 // restarted. After Close it returns rdserr.ErrClosed.
 func (s *Socket) Recv(ctx context.Context) (Datagram, error) {
+	if err := s.misuse(ctx, "recv", netip.AddrPort{}); err != nil {
+		return Datagram{}, err
+	}
 	if d, ok := s.fe.rest(); ok {
 		return d, nil
 	}
@@ -30,6 +33,9 @@ var onePool = sync.Pool{New: func() any { return new([1]Datagram) }}
 // datagram of more than len(buf) bytes stays where it is, and the error is
 // rdserr.ErrTooLarge; PeekSize tells how large it is. Otherwise it is like Recv.
 func (s *Socket) RecvInto(ctx context.Context, buf []byte) (n int, from netip.AddrPort, err error) {
+	if err := s.misuse(ctx, "recv", netip.AddrPort{}); err != nil {
+		return 0, netip.AddrPort{}, err
+	}
 	if n, from, ok := s.fe.restInto(buf); ok {
 		return n, from, nil
 	}
@@ -56,6 +62,9 @@ func (s *Socket) RecvInto(ctx context.Context, buf []byte) (n int, from netip.Ad
 // ErrCanceled; nothing is lost by it. With a ctx that has ended already it does not wait:
 // it returns the datagrams that are there, or that error.
 func (s *Socket) RecvBatch(ctx context.Context, into []Datagram) (int, error) {
+	if err := s.misuse(ctx, "recv", netip.AddrPort{}); err != nil {
+		return 0, err
+	}
 	if len(into) == 0 {
 		return 0, nil
 	}
@@ -69,6 +78,9 @@ func (s *Socket) RecvBatch(ctx context.Context, into []Datagram) (int, error) {
 // datagrams count as unread, against the receive buffer: release them soon, in any order,
 // from any goroutine.
 func (s *Socket) Borrow(ctx context.Context, into []Datagram) (n int, l Lease, err error) {
+	if err := s.misuse(ctx, "recv", netip.AddrPort{}); err != nil {
+		return 0, Lease{}, err
+	}
 	if len(into) == 0 {
 		return 0, Lease{}, nil
 	}
@@ -81,6 +93,10 @@ func (s *Socket) Borrow(ctx context.Context, into []Datagram) (n int, l Lease, e
 // and taken back then: clone what is kept, or use All.
 func (s *Socket) Messages(ctx context.Context) iter.Seq2[Datagram, error] {
 	return func(yield func(Datagram, error) bool) {
+		if err := s.misuse(ctx, "recv", netip.AddrPort{}); err != nil {
+			yield(Datagram{}, err)
+			return
+		}
 		one := onePool.Get().(*[1]Datagram)
 		defer func() {
 			one[0] = Datagram{}

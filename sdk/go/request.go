@@ -33,6 +33,10 @@ const cancelGrace = 100 * time.Millisecond
 // when there is no reply port to be had.
 func (s *Socket) Request(ctx context.Context, dst netip.AddrPort, p []byte) (Datagram, error) {
 	dst = unmap(dst)
+	// The misuse of a reply port would be told as that of a socket nobody knows.
+	if err := s.misuse(ctx, "request", dst); err != nil {
+		return Datagram{}, err
+	}
 	if ctx.Err() != nil {
 		return Datagram{}, s.opErr("request", dst, ctxError(ctx, nil))
 	}

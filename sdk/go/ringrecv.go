@@ -102,12 +102,12 @@ func (r *rings) restInto(buf []byte) (n int, from netip.AddrPort, ok bool) {
 // waiting.
 func (r *rings) awaitTrainsLocked(ctx context.Context, into []Datagram, how place) (n int, h *held, err error) {
 	var w *waiter
+	defer func() { w.done() }() // also when ctx panics
 	for {
 		w = r.rxWaiterLocked(w)
 		w.lends = how == inPlace && r.rx != nil && r.rx.recv.Out() > 0
-		r.rxMu.Unlock()
-		werr := w.wait(ctx)
-		r.rxMu.Lock()
+		// After the end of ctx it looks once more: what has come meanwhile is not lost to the caller.
+		werr := r.waitUnlocked(ctx, w)
 		n, h, err = r.takeLocked(into, how)
 		if n == 0 && err == nil && how == inPlace && r.rx != nil && r.rx.recv.Starved() {
 			err = shm.ErrBorrowed
@@ -120,8 +120,15 @@ func (r *rings) awaitTrainsLocked(ctx context.Context, into []Datagram, how plac
 			break
 		}
 	}
-	w.done()
 	return n, h, err
+}
+
+// waitUnlocked waits without the lock, and has it again however that ends: the caller's defer
+// lets go of it.
+func (r *rings) waitUnlocked(ctx context.Context, w *waiter) error {
+	r.rxMu.Unlock()
+	defer r.rxMu.Lock()
+	return w.wait(ctx)
 }
 
 // rxWaiterLocked prepares a wait for datagrams.

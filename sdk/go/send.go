@@ -37,6 +37,9 @@ func (s *Socket) Send(ctx context.Context, dst netip.AddrPort, p []byte) error {
 // SendTag is Send that also returns the tag by which Outcomes names the datagram.
 func (s *Socket) SendTag(ctx context.Context, dst netip.AddrPort, p []byte) (uint64, error) {
 	dst = unmap(dst)
+	if err := s.misuse(ctx, "send", dst); err != nil {
+		return 0, err
+	}
 	if ctx.Err() != nil {
 		return 0, s.opErr("send", dst, ctxError(ctx, nil))
 	}
@@ -47,7 +50,11 @@ func (s *Socket) SendTag(ctx context.Context, dst netip.AddrPort, p []byte) (uin
 // when the send buffer (or the window to the daemon) is full, ErrCongested when
 // the destination is, ErrShutdown while there is no daemon.
 func (s *Socket) TrySend(dst netip.AddrPort, p []byte) error {
-	_, err := s.fe.sendOne(context.Background(), "try-send", unmap(dst), p, false)
+	dst = unmap(dst)
+	if err := s.misuse(context.Background(), "try-send", dst); err != nil {
+		return err
+	}
+	_, err := s.fe.sendOne(context.Background(), "try-send", dst, p, false)
 	return err
 }
 

@@ -18,12 +18,18 @@ import (
 // SendBatch sets each Datagram.Tag before anything is sent, so that Outcomes,
 // read by another goroutine, can be matched.
 func (s *Socket) SendBatch(ctx context.Context, ds []Datagram) (accepted int, err error) {
+	if err := s.misuse(ctx, "send", netip.AddrPort{}); err != nil {
+		return 0, err
+	}
 	return s.fe.sendBatch(ctx, "send", ds, true)
 }
 
 // TrySendBatch is SendBatch that does not wait for room: a datagram that finds none fails
 // with rdserr.ErrWouldBlock or ErrCongested. ctx bounds the wait for the daemon's answer.
 func (s *Socket) TrySendBatch(ctx context.Context, ds []Datagram) (accepted int, err error) {
+	if err := s.misuse(ctx, "try-send", netip.AddrPort{}); err != nil {
+		return 0, err
+	}
 	return s.fe.sendBatch(ctx, "try-send", ds, false)
 }
 

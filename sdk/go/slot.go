@@ -26,6 +26,9 @@ type Slot struct {
 // Errors are those of Send.
 func (s *Socket) Reserve(ctx context.Context, dst netip.AddrPort, n int) (*Slot, error) {
 	dst = unmap(dst)
+	if err := s.misuse(ctx, "reserve", dst); err != nil {
+		return nil, err
+	}
 	switch {
 	case n < 0:
 		return nil, s.opErr("reserve", dst, rdserr.With(rdserr.ErrInvalid, "a slot of %d bytes", n))
@@ -39,7 +42,7 @@ func (s *Socket) Reserve(ctx context.Context, dst netip.AddrPort, n int) (*Slot,
 // Bytes returns the room, of the size that was asked for. It is not cleared and must not be
 // touched after Commit or Abort.
 func (sl *Slot) Bytes() []byte {
-	if sl.used.Load() {
+	if sl == nil || sl.used.Load() {
 		return nil
 	}
 	return sl.buf
@@ -52,6 +55,9 @@ func (sl *Slot) Bytes() []byte {
 // takes its place in the order now, not when it was reserved. An n that does not
 // fit is rdserr.ErrTooLarge and leaves the slot as it was.
 func (sl *Slot) Commit(n int) (tag uint64, err error) {
+	if sl == nil || sl.fe == nil {
+		return 0, opError("commit", netip.AddrPort{}, netip.AddrPort{}, errNoSlot)
+	}
 	if n < 0 || n > len(sl.buf) {
 		return 0, sl.fe.opErr("commit", sl.dst, rdserr.With(rdserr.ErrTooLarge, "%d bytes of a slot of %d", n, len(sl.buf)))
 	}
@@ -64,7 +70,7 @@ func (sl *Slot) Commit(n int) (tag uint64, err error) {
 // Abort gives the room back unused. After Commit it does nothing, so that it can
 // be deferred.
 func (sl *Slot) Abort() {
-	if sl.used.CompareAndSwap(false, true) {
+	if sl != nil && sl.fe != nil && sl.used.CompareAndSwap(false, true) {
 		sl.fe.abort(sl)
 	}
 }

@@ -45,6 +45,12 @@ type Socket struct {
 // Whether the socket uses rings or a gRPC stream is decided here, see
 // WithFrontEnd, and stays so when the daemon restarts.
 func (c *Client) Bind(ctx context.Context, local netip.AddrPort, opts ...BindOption) (*Socket, error) {
+	switch {
+	case c == nil || c.conn == nil:
+		return nil, opError("bind", local, netip.AddrPort{}, errNoClient)
+	case ctx == nil:
+		return nil, opError("bind", local, netip.AddrPort{}, errNoContext)
+	}
 	cfg := newBindConfig(opts)
 	cfg.frontEnd = c.frontEnd
 	return c.bind(ctx, unmap(local), cfg)
@@ -110,6 +116,9 @@ func (s *Socket) begin(ctx context.Context) (link, error) {
 
 // LocalAddr returns the bound address and port. It stays the same over reconnections.
 func (s *Socket) LocalAddr() netip.AddrPort {
+	if s == nil {
+		return netip.AddrPort{}
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.local
@@ -123,6 +132,9 @@ const closeGrace = 2 * time.Second
 // daemon has let go of the port, unless it did not answer within 2 s. Borrowed payloads
 // stay valid until they are released. Closing twice is no error.
 func (s *Socket) Close() error {
+	if s == nil || s.ended == nil {
+		return opError("close", netip.AddrPort{}, netip.AddrPort{}, errNoSocket)
+	}
 	s.mu.Lock()
 	l := s.link
 	first := s.finishLocked(rdserr.ErrClosed)
