@@ -140,6 +140,32 @@ func (q *outcomeQueue) finish(err error) {
 	q.signal()
 }
 
+// outcomesLeft counts, from the end of a context on, the outcomes that were known by then.
+type outcomesLeft struct {
+	known bool
+	n     uint64
+}
+
+// none reports whether all of them are read, by whoever reads; else one of them is about to be.
+func (l *outcomesLeft) none(ended context.Context, s *Socket) bool {
+	q := &s.outcomes
+	if !l.known {
+		l.known = true
+		_ = s.fe.awaitOutcome(ended) // which takes in what the daemon has told
+		q.mu.Lock()
+		for _, r := range q.runs.all() {
+			l.n += r.count
+		}
+		q.mu.Unlock()
+	}
+	if l.n == 0 {
+		q.signal() // for the other readers: this one may have been woken for what has come since
+		return true
+	}
+	l.n--
+	return false
+}
+
 // take returns the next outcome. freed says that sends may go on.
 func (q *outcomeQueue) take() (o Outcome, ok, freed bool, over error) {
 	q.mu.Lock()
@@ -167,7 +193,7 @@ func (q *outcomeQueue) take() (o Outcome, ok, freed bool, over error) {
 
 // Outcomes reports the outcome of each accepted datagram, exactly once, in the order in
 // which it was decided. It needs WithOutcomes. It ends, with the error of the last round,
-// when ctx does or the socket is closed and every outcome known by then was read.
+// when ctx does or the socket is closed, once every outcome known by then was read.
 //
 // A datagram that was in flight when the daemon went away is Unknown, with the reason
 // "daemon restarted". Refused datagrams have no outcome; one whose send ended undecided
@@ -184,7 +210,13 @@ func (s *Socket) Outcomes(ctx context.Context) iter.Seq2[Outcome, error] {
 				rdserr.With(rdserr.ErrInvalid, "the socket was bound without WithOutcomes")))
 			return
 		}
+		var last outcomesLeft
 		for {
+			// What is decided later is not waited for, or a loop over a busy socket would never end.
+			if ctx.Err() != nil && last.none(ctx, s) {
+				yield(Outcome{}, s.opErr("outcomes", netip.AddrPort{}, ctxError(ctx, nil)))
+				return
+			}
 			o, ok, freed, over := s.outcomes.take()
 			// The list was full, which held up sends; now there is room.
 			if freed {

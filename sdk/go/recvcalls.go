@@ -103,6 +103,11 @@ func (s *Socket) Messages(ctx context.Context) iter.Seq2[Datagram, error] {
 			onePool.Put(one)
 		}()
 		for {
+			// The end of ctx goes before what is there, or a loop over a busy socket would never see it.
+			if ctx.Err() != nil {
+				yield(Datagram{}, s.opErr("recv", netip.AddrPort{}, ctxError(ctx, nil)))
+				return
+			}
 			_, l, err := s.fe.receive(ctx, one[:], inPlace)
 			if err != nil {
 				yield(Datagram{}, s.opErr("recv", netip.AddrPort{}, err))
@@ -125,7 +130,15 @@ func (s *Socket) message(d Datagram, l Lease, yield func(Datagram, error) bool) 
 // the last round. Payloads may be kept.
 func (s *Socket) All(ctx context.Context) iter.Seq2[Datagram, error] {
 	return func(yield func(Datagram, error) bool) {
+		if err := s.misuse(ctx, "recv", netip.AddrPort{}); err != nil {
+			yield(Datagram{}, err)
+			return
+		}
 		for {
+			if ctx.Err() != nil { // as in Messages
+				yield(Datagram{}, s.opErr("recv", netip.AddrPort{}, ctxError(ctx, nil)))
+				return
+			}
 			d, err := s.Recv(ctx)
 			if !yield(d, err) || err != nil {
 				return
