@@ -207,7 +207,7 @@ func (l *ringLink) closePair(id uint64) (gone bool) {
 	defer r.rxMu.Unlock()
 	if l.in != nil && r.rx == l {
 		for _, p := range l.in.in {
-			if p.id == id {
+			if p.id == id && !p.closed { // it may be said again
 				p.closed = true
 				l.ending++
 				// Who waits may not have been told of what was put last: the sender died before it

@@ -185,3 +185,29 @@ func TestPairBehindALostMark(t *testing.T) {
 		}
 	}
 }
+
+// TestPairClosedTwice: a daemon that says twice that a pair is closed, or says so of one it never
+// opened, harms no receive.
+func TestPairClosedTwice(t *testing.T) {
+	d := newRingDaemon(t)
+	a, s := d.bindRing(peerAddr), d.bindRing(localAddr)
+	ctx := testContext(t)
+	l := linkOf(s)
+	p, out := pairFrom(t, s, 7, otherAddr)
+	putPaired(t, out, "the last")
+	p.Shut()
+	for _, id := range []uint64{7, 7, 8} {
+		l.closePair(id)
+	}
+	if got, err := s.Recv(ctx); err != nil || string(got.Payload) != "the last" {
+		t.Errorf("%q, %v", got.Payload, err)
+	}
+	for i := range 3 {
+		if err := a.Send(ctx, localAddr, []byte{byte(i)}); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := s.Recv(ctx); err != nil || len(got.Payload) != 1 || got.Payload[0] != byte(i) {
+			t.Errorf("%q, %v", got.Payload, err)
+		}
+	}
+}
