@@ -44,6 +44,7 @@ type ringDaemon struct {
 	nextPort uint16                            // guarded by mu
 	mute     bool                              // guarded by mu; serve nothing
 	sink     bool                              // guarded by mu; what is for nobody is delivered
+	stopped  bool                              // guarded by mu
 }
 
 type flowRule struct {
@@ -101,6 +102,9 @@ func (d *ringDaemon) start() {
 		d.t.Fatal(err)
 	}
 	d.ln = ln
+	d.mu.Lock()
+	d.stopped = false
+	d.mu.Unlock()
 	d.wg.Go(func() {
 		for {
 			c, err := ln.AcceptConn()
@@ -116,6 +120,7 @@ func (d *ringDaemon) start() {
 func (d *ringDaemon) stop() {
 	d.ln.Close()
 	d.mu.Lock()
+	d.stopped = true // what is accepted and not bound yet will not be
 	for _, s := range d.socks {
 		s.endLocked()
 	}
@@ -190,7 +195,10 @@ func (d *ringDaemon) serve(c *shm.Conn) {
 func (d *ringDaemon) bind(c *shm.Conn, b *rdsdv1.Bind) (*ringSock, *rdsdv1.Closing) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.refuse != nil {
+	switch {
+	case d.stopped:
+		return nil, closing(syscall.ESHUTDOWN, "stopped")
+	case d.refuse != nil:
 		return nil, d.refuse
 	}
 	local := endpointFromProto(b.GetLocal())
@@ -318,13 +326,6 @@ func (s *ringSock) run() {
 			unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 		}
 	}
-}
-
-// regions says what new regions are like.
-func (d *ringDaemon) regions(spec shm.Spec) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.spec = spec
 }
 
 // flood has a socket receive trains of n datagrams for ever.
