@@ -393,9 +393,7 @@ func (c *chaos) audit() {
 	number := map[uint32]bool{}
 	for tag, n := range c.tag {
 		number[n] = true
-		if _, ok := c.outcome[tag]; ok {
-			delete(c.outcome, tag)
-		}
+		delete(c.outcome, tag)
 	}
 	for tag, kind := range c.outcome {
 		t.Errorf("datagram %d was not accepted and has the outcome %v", tag, kind)
