@@ -172,14 +172,19 @@ func leave(rnd *rand.Rand) bool {
 	return true
 }
 
+// stopped reports whether stop is closed.
+func stopped(stop <-chan struct{}) bool {
+	select {
+	case <-stop:
+		return true
+	default:
+		return false
+	}
+}
+
 // outcomes reads until stop, by loops that end in any way.
 func (c *chaos) outcomes(rnd *rand.Rand, stop <-chan struct{}) {
-	for {
-		select {
-		case <-stop:
-			return
-		default:
-		}
+	for !stopped(stop) {
 		ctx, cancel := brief(rnd)
 		inBody(func() {
 			for o, err := range c.a.Outcomes(ctx) {
@@ -217,12 +222,7 @@ func (c *chaos) receive(rnd *rand.Rand, stop <-chan struct{}) {
 		}
 	}()
 	into, buf := make([]Datagram, 20), make([]byte, 30)
-	for {
-		select {
-		case <-stop:
-			return
-		default:
-		}
+	for !stopped(stop) {
 		ctx, cancel := brief(rnd)
 		n, err := 0, error(nil)
 		switch way := rnd.IntN(6); way {
@@ -284,12 +284,7 @@ func (c *chaos) receive(rnd *rand.Rand, stop <-chan struct{}) {
 
 // disturb asks everything else, and makes requests that nobody answers.
 func (c *chaos) disturb(rnd *rand.Rand, stop <-chan struct{}) {
-	for {
-		select {
-		case <-stop:
-			return
-		default:
-		}
+	for !stopped(stop) {
 		ctx, cancel := brief(rnd)
 		var err error
 		switch rnd.IntN(5) {
