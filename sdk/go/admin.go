@@ -26,7 +26,7 @@ func (c *Client) Admin() *Admin { return &Admin{c.AdminService()} }
 
 // AdminService is the raw service of the same daemon. Its errors are gRPC
 // statuses; rdsdv1.ErrorFromStatus gives their errno.
-func (c *Client) AdminService() rdsdv1.AdminClient { return rdsdv1.NewAdminClient(c.conn) }
+func (c *Client) AdminService() rdsdv1.AdminClient { return rdsdv1.NewAdminClient(c.door()) }
 
 // Status returns the daemon as a whole: version, addresses, budgets, and what is not as
 // it should be.

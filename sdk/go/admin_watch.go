@@ -36,6 +36,9 @@ func (a *Admin) WatchCongestion(ctx context.Context, opts ...CongestionOption) i
 
 // watch asks the daemon for a stream of what happens, and returns once it watches.
 func watch[R, P, T any](ctx context.Context, op string, call func(context.Context, *R, ...grpc.CallOption) (grpc.ServerStreamingClient[P], error), req *R, f func(*P) T) iter.Seq2[T, error] {
+	if ctx == nil {
+		return received(ctx, func() {}, op, grpc.ServerStreamingClient[P](nil), errNoContext, f)
+	}
 	bound, cancel := context.WithCancel(ctx)
 	stream, err := call(bound, req)
 	if err == nil {

@@ -33,6 +33,7 @@ type batch struct {
 	index    []uint32
 	many     map[netip.AddrPort]uint32 // where one is in dests, when these are more than fewDests
 	firstTag uint64
+	ctlAt    int       // control messages before it on its stream, in bytes
 	deadline time.Time // with wait; zero: none
 
 	wantOutcomes bool

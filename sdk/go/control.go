@@ -44,7 +44,8 @@ func (s *Socket) ask(ctx context.Context, build func(id uint64) *rdsdv1.ClientMe
 	answer := make(chan *rdsdv1.ServerMessage, 1)
 	s.replies[id] = answer
 	// Registered before it is sent: the answer may come before this goroutine runs again.
-	s.fe.tellLocked(build(id))
+	question := build(id)
+	s.fe.tellLocked(question)
 	s.mu.Unlock()
 	s.fe.push()
 
@@ -62,6 +63,7 @@ func (s *Socket) ask(ctx context.Context, build func(id uint64) *rdsdv1.ClientMe
 	defer s.mu.Unlock()
 	delete(s.replies, id)
 	if err != nil {
+		s.fe.withdrawLocked(question, func(id uint64) bool { return s.replies[id] != nil })
 		// Of several that are ready select takes any: an answer that has come counts.
 		select {
 		case reply = <-answer:
@@ -78,9 +80,9 @@ func (s *Socket) ask(ctx context.Context, build func(id uint64) *rdsdv1.ClientMe
 	return nil, err
 }
 
-// answered gives an answer of the daemon to the call that waits for it.
-func (s *Socket) answered(m *rdsdv1.ServerMessage) {
-	var id uint64
+// answered gives an answer of the daemon to the call that waits for it. It returns the answer's id,
+// 0: it is none.
+func (s *Socket) answered(m *rdsdv1.ServerMessage) (id uint64) {
 	switch m.WhichBody() {
 	case rdsdv1.ServerMessage_CancelResult_case:
 		id = m.GetCancelResult().GetId()
@@ -98,6 +100,7 @@ func (s *Socket) answered(m *rdsdv1.ServerMessage) {
 		delete(s.replies, id)
 		answer <- m
 	}
+	return id
 }
 
 // askAgain is ask for questions that do no harm when asked twice.

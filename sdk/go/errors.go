@@ -177,7 +177,7 @@ func callError(ctx context.Context, op string, err error) error {
 	if err == nil {
 		return nil
 	}
-	if ctx.Err() != nil {
+	if ctx != nil && ctx.Err() != nil {
 		return &OpError{Op: op, Err: ctxError(ctx, nil)}
 	}
 	if status.Code(err) == codes.Canceled { // the context has not ended: Close has

@@ -25,6 +25,8 @@ type frontEnd interface {
 	// without the lock, has it written.
 	tellLocked(m *rdsdv1.ClientMessage)
 	push()
+	// withdrawLocked says that the caller of m has gone (ctlQueue.withdraw).
+	withdrawLocked(m *rdsdv1.ClientMessage, waits func(id uint64) bool)
 
 	sendOne(ctx context.Context, op string, dst netip.AddrPort, p []byte, wait bool) (tag uint64, err error)
 	sendBatch(ctx context.Context, op string, ds []Datagram, wait bool) (accepted int, err error)

@@ -417,21 +417,11 @@ func (s *stream) settle(ctx context.Context) error {
 	}
 	mark := &postMark{done: make(chan struct{})}
 	later := false
-	put := func(b *batch) {
-		if b.posted {
-			mark.left++
-			b.marks = append(b.marks, mark)
-			later = later || b.resultLater
-		}
-	}
-	for _, b := range s.tryq.all() {
-		put(b)
-	}
-	if s.sess != nil {
-		for _, b := range s.sess.pending {
-			put(b)
-		}
-	}
+	s.postedLocked(func(b *batch) {
+		mark.left++
+		b.marks = append(b.marks, mark)
+		later = later || b.resultLater
+	})
 	// What the client asks has the daemon send results that wait; this has no answer.
 	if later {
 		s.tellLocked(s.monitorMessage())
@@ -443,7 +433,30 @@ func (s *stream) settle(ctx context.Context) error {
 	case <-mark.done:
 		return mark.err
 	case <-ctx.Done():
-		return ctxError(ctx, nil)
+	}
+	// A daemon that stands still gives no results, however many calls come and go.
+	s.mu.Lock()
+	s.postedLocked(func(b *batch) {
+		b.marks = slices.DeleteFunc(b.marks, func(m *postMark) bool { return m == mark })
+	})
+	s.mu.Unlock()
+	return ctxError(ctx, nil)
+}
+
+// postedLocked calls do with every batch that is posted and has no result.
+func (s *stream) postedLocked(do func(*batch)) {
+	for _, b := range s.tryq.all() {
+		if b.posted {
+			do(b)
+		}
+	}
+	if s.sess == nil {
+		return
+	}
+	for _, b := range s.sess.pending {
+		if b.posted {
+			do(b)
+		}
 	}
 }
 

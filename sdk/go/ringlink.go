@@ -53,7 +53,7 @@ type ringLink struct {
 	desc   shm.RecvDesc                // guarded by rings.rxMu; what nextLocked found in the ring
 
 	// Guarded by Socket.mu:
-	ctl     fifo[*rdsdv1.ClientMessage]
+	ctl     ctlQueue
 	writing bool // a goroutine writes ctl
 	closing bool // it is to shut the connection when that is done
 }

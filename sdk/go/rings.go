@@ -160,7 +160,13 @@ func (r *rings) finishLocked(err error) {
 	r.waiters.wake(allBits)
 }
 
-func (r *rings) tellLocked(m *rdsdv1.ClientMessage) { r.cur.ctl.push(m) }
+func (r *rings) tellLocked(m *rdsdv1.ClientMessage) { r.cur.ctl.tell(m) }
+
+func (r *rings) withdrawLocked(m *rdsdv1.ClientMessage, waits func(id uint64) bool) {
+	if r.cur != nil {
+		r.cur.ctl.withdraw(m, waits)
+	}
+}
 
 func (r *rings) push() {
 	r.mu.Lock()

@@ -42,7 +42,8 @@ type session struct {
 	waitBytes int // of these, in waiting batches
 	waiting   int // waiting batches in pending
 	tries     int // the others
-	ctl       fifo[*rdsdv1.ClientMessage]
+	ctl       ctlQueue
+	ctlAt     ctlPosition
 	creditN   uint64 // credit to grant with the next message
 	creditB   uint64
 }
@@ -231,7 +232,11 @@ func (s *stream) handle(sess *session, m *rdsdv1.ServerMessage) error {
 	case rdsdv1.ServerMessage_Closing_case:
 		return closingError(m.GetClosing())
 	default: // answers, and messages of a newer daemon
-		s.answered(m)
+		if id := s.answered(m); id != 0 {
+			s.mu.Lock()
+			sess.ctlAt.answered(id)
+			s.mu.Unlock()
+		}
 	}
 	return nil
 }

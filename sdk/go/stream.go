@@ -34,7 +34,13 @@ func newStream(s *Socket) *stream {
 
 func (s *stream) kind() FrontEnd { return GRPC }
 
-func (s *stream) tellLocked(m *rdsdv1.ClientMessage) { s.sess.ctl.push(m) }
+func (s *stream) tellLocked(m *rdsdv1.ClientMessage) { s.sess.ctl.tell(m) }
+
+func (s *stream) withdrawLocked(m *rdsdv1.ClientMessage, waits func(id uint64) bool) {
+	if s.sess != nil {
+		s.sess.ctl.withdraw(m, waits)
+	}
+}
 
 func (s *stream) push() {
 	s.mu.Lock()

@@ -28,7 +28,8 @@ import (
 // A caller must not get stuck in SendMsg past its context, when the daemon does
 // not read. grpc-go blocks there only once 64 KiB of a stream are unwritten;
 // batches with a result were written, so a caller writes itself only while
-// those without one are fewer than inlineBytes, else the writer does.
+// those without one, and control messages that may be unread, are fewer than inlineBytes, else
+// the writer does.
 const inlineBytes = 32 << 10
 
 // maxTries and smallTry: see above; a try of smallTry bytes or more gains
@@ -54,7 +55,7 @@ func (s *stream) kickLocked() (message, *session) {
 	if sess == nil || sess.writing {
 		return nil, nil
 	}
-	if sess.bytes >= inlineBytes {
+	if sess.bytes+sess.ctlAt.unread() >= inlineBytes {
 		if s.readyLocked(sess) {
 			sess.kickWriterLocked()
 		}
@@ -155,7 +156,9 @@ func (s *stream) nextLocked(sess *session) message {
 		sess.creditN, sess.creditB = 0, 0
 		return m
 	case sess.ctl.len() > 0 && !s.cancelWaitsLocked(sess):
-		return sess.ctl.pop()
+		m := sess.ctl.pop()
+		sess.ctlAt.writes(m)
+		return m
 	}
 	q := s.pickLocked(sess)
 	if q == nil {
@@ -228,6 +231,7 @@ func (s *stream) sentLocked(sess *session, b *batch) {
 		s.undecid.add(b.firstTag, uint64(len(b.lengths)))
 	}
 	b.watched = sess.watching
+	b.ctlAt = sess.ctlAt.wrote
 	// Who answers what came is likely to be answered: the result comes with that. Who sends and
 	// sends goes on with the results.
 	if s.recv.taken.Load() {
@@ -276,6 +280,7 @@ func (s *stream) result(sess *session, id uint64, errs []*rdsdv1.SendError) {
 		return
 	}
 	delete(sess.pending, id)
+	sess.ctlAt.reads(b.ctlAt)
 	sess.bytes -= b.bytes
 	if b.wait || b.slow {
 		sess.waiting--

@@ -26,7 +26,7 @@ func (c *Client) Volumes() *Volumes { return &Volumes{c.VolumeService()} }
 // VolumeService is the raw service of the same daemon. Its errors are gRPC
 // statuses; rdsdv1.ErrorFromStatus gives their errno.
 func (c *Client) VolumeService() rdsdv1.VolumeServiceClient {
-	return rdsdv1.NewVolumeServiceClient(c.conn)
+	return rdsdv1.NewVolumeServiceClient(c.door())
 }
 
 // Export offers a file, a block device or memory of the daemon's node to other
