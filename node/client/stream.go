@@ -48,6 +48,7 @@ type sockStream struct {
 	push pushState  // guarded by wmu
 
 	mu         sync.Mutex
+	over       bool                  // guarded by mu; the daemon lets go of the socket
 	out        []any                 // guarded by mu; replies to be written, in order
 	mayWait    int                   // guarded by mu; of them, results that wait for others
 	waitArmed  bool                  // guarded by mu; resultsWaited is about to look
@@ -253,9 +254,13 @@ func closingPB(err error) *rdsdv1.ServerMessage {
 	return m
 }
 
-// close gives the port back when the stream is over.
+// close gives the port back when the stream is over. What its client asks and sends until it sees the end
+// is not answered: with a socket that is closed, as if by himself, but by the end.
 func (s *sockStream) close() {
 	_, now := s.eng.Lock()
+	s.mu.Lock()
+	s.over = true
+	s.mu.Unlock()
 	s.sock.Close(now)
 	s.eng.Unlock()
 	s.forget()
@@ -311,7 +316,7 @@ func (s *sockStream) replyLater(m any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.queue(m)
-	if len(s.out) > 1 {
+	if len(s.out) != 1 {
 		return
 	}
 	s.mayWait = 1

@@ -63,3 +63,35 @@ func TestFlushAnsweredAtTheLastMoment(t *testing.T) {
 		t.Errorf("the answer is %v", r)
 	}
 }
+
+// TestNoAnswersBehindTheEnd: what a client sends and asks while the daemon ends its socket is not answered with a
+// socket that is closed, which he takes for his own Close: the end of the stream is the answer.
+func TestNoAnswersBehindTheEnd(t *testing.T) {
+	cfg := rds.DefaultConfig()
+	cfg.MaxUndecided = 1
+	s, _, _ := keptSocketOf(t, newTestEngine(keptAddr, cfg), func(*rdsdv1.Bind) {})
+	to := netip.AddrPortFrom(peerEndpoint(1).addr, 9000)
+	s.send(crossing(1, true, peerEndpoint(1)))
+	if s.send(crossing(1, true, peerEndpoint(1))); len(s.out) != 1 {
+		t.Fatalf("%d batches are answered, want one, and one that waits", len(s.out))
+	}
+	s.out = nil // written
+	s.close()
+	s.send(crossing(2, true, peerEndpoint(1)))
+	s.send(crossing(3, false, peerEndpoint(1)))
+	s.flush(clienttest.FlushOf(4, time.Second).GetFlush())
+	s.cancel(clienttest.CancelOf(5, to).GetCancel())
+	q := &rdsdv1.CongestedQuery{}
+	q.SetId(6)
+	q.SetDestination(clienttest.EndpointMsg(to))
+	s.congested(q)
+	p := &rdsdv1.Peek{}
+	p.SetId(7)
+	s.peek(p)
+	replies := s.takeNews()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, m := range append(replies, s.out...) {
+		t.Errorf("%T: %+v", m, m)
+	}
+}

@@ -62,6 +62,9 @@ func (s *sockStream) heavy(c *sendCall) any {
 // queue puts a reply behind the others. They are charged freeReplies at a time, for a client that sends one by one
 // has a million of them a second. mu is held.
 func (s *sockStream) queue(m any) {
+	if s.over {
+		return
+	}
 	if s.out = append(s.out, m); len(s.out) > freeReplies && len(s.out)%freeReplies == 1 {
 		s.hold(freeReplies * replyBytes)
 		s.repliesB += freeReplies * replyBytes
