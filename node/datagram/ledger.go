@@ -1,10 +1,11 @@
 package datagram
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
+	"time"
 
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/shm"
@@ -164,6 +165,10 @@ func (h *Local) publishRings(bells []*shm.Alarm) []*shm.Alarm {
 // of pages of regions is small beside memorySlack, however fast they are touched.
 const movedStep = 8 << 20
 
+// ledgerPatience is for how long the ledger of a daemon that is about to be gone is waited for: one that
+// was killed, whose memory the kernel takes apart, or one that stops and has closed its sockets already.
+const ledgerPatience = 2 * time.Second
+
 // openLedger makes the ledger of this life of the daemon. What a life that was
 // killed left there is replaced: its clients bind anew.
 func (a *Host) openLedger() error {
@@ -171,22 +176,33 @@ func (a *Host) openLedger() error {
 	if file == "" {
 		return nil
 	}
-	l, err := shm.OpenLedger(file, shm.LedgerSpec{
+	failed := func(err error) error {
+		return a.deps.Config.Failed("api.ledger", fmt.Errorf("api.ledger %s: %w", file, err))
+	}
+	spec := shm.LedgerSpec{
 		Instance: a.deps.Instance,
 		Lanes:    a.deps.Config.Limits.MaxPeers * wire.MaxLanes,
 		Regions:  min(a.deps.Config.Limits.MaxSockets, 1<<16),
 		Commits:  len(a.list),
-	})
+	}
+	l, err := shm.OpenLedger(file, spec)
+	for until := time.Now().Add(ledgerPatience); errors.Is(err, shm.ErrLedgerInUse) && time.Now().Before(until); {
+		time.Sleep(5 * time.Millisecond)
+		l, err = shm.OpenLedger(file, spec)
+	}
+	if errors.Is(err, shm.ErrLedgerInUse) {
+		err = fmt.Errorf("%w; stop it, or give this one a file of its own", err)
+	}
 	if err != nil {
-		return a.deps.Config.Failed("api.ledger", fmt.Errorf("api.ledger %s: %w", file, err))
+		return failed(err)
 	}
 	if !l.InMemory() {
 		a.deps.Log.Warn("api.ledger is on a disk: while a page of it is written there, datagrams of all clients wait; it belongs on a tmpfs such as /run", "file", file)
 	}
 	for i, h := range a.list {
 		if err := l.Commit(i); err != nil {
-			l.Close()
-			return a.deps.Config.Failed("api.ledger", fmt.Errorf("api.ledger %s: %w", file, err))
+			l.Remove()
+			return failed(err)
 		}
 		h.rings.number = i
 	}
@@ -198,12 +214,7 @@ func (a *Host) openLedger() error {
 }
 
 // closeLedger removes the ledger: after an orderly end there is nothing to find.
-func (a *Host) closeLedger() {
-	if a.ledger != nil {
-		a.ledger.Close()
-		os.Remove(a.deps.Config.LedgerPath())
-	}
-}
+func (a *Host) closeLedger() { a.ledger.Remove() }
 
 // NextWorker deals sockets with rings out to the reactors.
 func (a *Host) NextWorker() *Worker {
