@@ -275,18 +275,22 @@ func (n *Node) serve(ctx context.Context, local, rings, remote net.Listener, pag
 		n.hosts.Serving()
 	}
 	markReady()
-	notify(n.deps.Log, daemon.SdNotifyReady)
+	g.Go(func() error {
+		defer n.deps.Guard.Recover(guard.Step, nil)
+		notify(ctx, n.deps.Log, daemon.SdNotifyReady)
+		return nil
+	})
 	n.deps.Log.Info("serving", "version", base.Version(), "socket", n.deps.Config.API.Socket, "local", n.deps.Config.RDS.Addresses, "port", n.deps.Config.RDS.Port, "pid", os.Getpid())
 
 	<-ctx.Done()
-	n.drain(page)
+	n.drain(ctx, page)
 	return g.Wait()
 }
 
-// drain stops taking new work, waits for what is under way, and closes.
-func (n *Node) drain(page *service.Page) {
+// drain stops taking new work, waits for what is under way, and closes. over has ended.
+func (n *Node) drain(over context.Context, page *service.Page) {
 	n.state.Store(stateDraining)
-	notify(n.deps.Log, daemon.SdNotifyStopping)
+	notify(over, n.deps.Log, daemon.SdNotifyStopping)
 	patience := n.deps.Conf().API.DrainTimeout.Duration
 	n.deps.Log.Info("draining", "state", "draining", "timeout", patience)
 	begun := time.Now()

@@ -2,11 +2,13 @@ package node
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 )
@@ -90,5 +92,48 @@ func TestWatchdogEachTime(t *testing.T) {
 				t.Errorf("%d: %q, %v", i, buf[:n], err)
 			}
 		}
+	}
+}
+
+// TestNobodyReadsNotifications: a socket of systemd's that is full, and that nobody reads, keeps no node from
+// serving and from ending, and none of its words are lost while there is a reader again in time.
+func TestNobodyReadsNotifications(t *testing.T) {
+	cfg := testConfig(t)
+	path := filepath.Join(filepath.Dir(cfg.API.Socket), "notify")
+	c := listenNotify(t, path)
+	fill, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer fill.Close()
+	full := func() {
+		t.Helper()
+		for {
+			fill.SetWriteDeadline(time.Now().Add(50 * time.Millisecond))
+			if _, err := fill.Write([]byte("x")); err != nil {
+				if !errors.Is(err, os.ErrDeadlineExceeded) {
+					t.Fatal(err)
+				}
+				return
+			}
+		}
+	}
+	full()
+	n, logs := newFakeNode(t, cfg, &fakeCore{})
+	stop := startNode(t, n) // it serves
+	buf := make([]byte, 256)
+	for said := ""; said != "READY=1"; {
+		k, err := c.Read(buf)
+		if err != nil {
+			t.Fatal(err)
+		}
+		said = string(buf[:k])
+	}
+	full()
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+	if !strings.Contains(logs.String(), "STOPPING=1") {
+		t.Errorf("what could not be said is not in the log:\n%s", logs.String())
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
 	"golang.org/x/sys/unix"
@@ -20,9 +21,11 @@ func (n *Node) ReloadFrom(o config.LoadOptions) {
 		n.deps.Log.Warn("a request to reload the configuration is ignored", "state", stateNames[s])
 		return
 	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second) // the next request waits for this one
+	defer cancel()
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &t); err == nil {
-		notify(n.deps.Log, fmt.Sprintf("%s\nMONOTONIC_USEC=%d", daemon.SdNotifyReloading, t.Nano()/1000))
+		notify(ctx, n.deps.Log, fmt.Sprintf("%s\nMONOTONIC_USEC=%d", daemon.SdNotifyReloading, t.Nano()/1000))
 	}
 	err := n.deps.Guard.Do(guard.Task, func() {
 		guard.Point("reload")
@@ -37,7 +40,7 @@ func (n *Node) ReloadFrom(o config.LoadOptions) {
 	if err != nil {
 		n.deps.Log.Error("the configuration was reloaded in part, if at all", "error", err)
 	}
-	notify(n.deps.Log, daemon.SdNotifyReady)
+	notify(ctx, n.deps.Log, daemon.SdNotifyReady)
 }
 
 // Reload takes over from next, a valid configuration, what can be changed while the
