@@ -441,9 +441,12 @@ func (l *Ledger) PublishBoth(commit int, lane *LedgerLane, received uint64, refu
 	}
 }
 
+// bootFile is where the kernel tells a boot from another; tests have another one.
+var bootFile = "/proc/sys/kernel/random/boot_id"
+
 // bootID is the machine's boot, all zero when the system does not tell.
 func bootID() (id [16]byte) {
-	b, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	b, _ := os.ReadFile(bootFile)
 	if b = bytes.ReplaceAll(bytes.TrimSpace(b), []byte("-"), nil); len(b) == 32 {
 		hex.Decode(id[:], b)
 	}

@@ -150,3 +150,25 @@ func TestLedgerMadeAnew(t *testing.T) {
 		})
 	}
 }
+
+// TestBootThatNobodyTells: where the system does not tell one start of the machine from another, a ledger of
+// before is not said to be of this one.
+func TestBootThatNobodyTells(t *testing.T) {
+	was := bootFile
+	t.Cleanup(func() { bootFile = was })
+	bootFile = filepath.Join(t.TempDir(), "boot")
+	for id, same := range map[string]bool{"": false, "no id\n": false, "01234567-89ab-cdef-0123-456789abcdef\n": true} {
+		if err := os.WriteFile(bootFile, []byte(id), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(t.TempDir(), "l")
+		l, err := OpenLedger(path, LedgerSpec{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if rep, err := RecoverFile(path, nil); err != nil || rep.SameBoot != same {
+			t.Errorf("%q: %+v, %v", id, rep, err)
+		}
+		l.Close()
+	}
+}

@@ -13,7 +13,7 @@ import (
 // Report accounts for every datagram that a dead daemon had in its hands.
 type Report struct {
 	Instance uint64
-	SameBoot bool // the machine has not been started again since
+	SameBoot bool // the machine has not been started again since; false where the system does not tell
 	Redone   int  // commit records that were found valid and carried out again
 	Lanes    map[uint32]*LaneRecord
 	Regions  []*RegionReport
@@ -131,7 +131,8 @@ func Recover(ledger []byte, find func(*RegionRecord) *Region) (*Report, error) {
 	if err := h.Parse(ledger[:HeaderBytes], uint64(len(ledger))); err != nil {
 		return nil, err
 	}
-	rep := &Report{Instance: h.Instance, SameBoot: h.Boot == bootID(), Lanes: map[uint32]*LaneRecord{}}
+	boot := bootID()
+	rep := &Report{Instance: h.Instance, SameBoot: h.Boot == boot && boot != [16]byte{}, Lanes: map[uint32]*LaneRecord{}}
 	// Records first: what is read below is then a ledger between two steps.
 	if err := rep.redo(&h, ledger); err != nil {
 		return nil, err
