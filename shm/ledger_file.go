@@ -38,9 +38,7 @@ func (l *Ledger) create() error {
 	if err != nil {
 		return err
 	}
-	if old >= 0 {
-		defer unix.Close(old)
-	}
+	defer func() { unix.Close(old) }() // -1: there is none
 	if err := eintr.Again(func() error { return unix.Ftruncate(fd, int64(l.h.FileBytes)) }); err != nil {
 		return tooLarge(err, l.h.FileBytes)
 	}
@@ -50,7 +48,14 @@ func (l *Ledger) create() error {
 	}
 	l.base = unsafe.Pointer(unsafe.SliceData(l.mem))
 	l.have = make([]uint64, l.h.FileBytes>>12/64+1)
-	if err := l.ensure(0, HeaderBytes); err != nil {
+	err = l.ensure(0, HeaderBytes)
+	if errors.Is(err, unix.ENOMEM) && old >= 0 && os.Remove(l.path) == nil {
+		// Nobody needs the old one any more, and a daemon that was killed must not keep the next one from starting.
+		unix.Close(old)
+		old = -1
+		err = l.ensure(0, HeaderBytes)
+	}
+	if err != nil {
 		return err
 	}
 	l.h.Put(l.mem)

@@ -2,6 +2,7 @@ package shm
 
 import (
 	"errors"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -42,5 +43,57 @@ func TestFilesThatAreTooLarge(t *testing.T) {
 		if !errors.Is(err, unix.EFBIG) || !strings.Contains(err.Error(), "ulimit -f") || !strings.Contains(err.Error(), "67108864") {
 			t.Error(err)
 		}
+	}
+}
+
+// TestLedgerOnAFullDisk: where not even the header finds room there is no ledger, and the
+// one that a daemon uses stays what it is. What a daemon that is gone has left makes room for the next.
+func TestLedgerOnAFullDisk(t *testing.T) {
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=256k"); err != nil {
+		t.Skipf("mount a tmpfs: %v", err)
+	}
+	defer unix.Unmount(dir, unix.MNT_DETACH)
+	path := filepath.Join(dir, "ledger")
+	l, err := OpenLedger(path, LedgerSpec{Instance: 7})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	full, err := os.Create(filepath.Join(dir, "full"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	for _, n := range []int{4096, 1} {
+		for b := make([]byte, n); err == nil; {
+			_, err = full.Write(b)
+		}
+		if !errors.Is(err, unix.ENOSPC) {
+			t.Fatal(err)
+		}
+		err = nil
+	}
+	other := filepath.Join(dir, "other")
+	if l, err := OpenLedger(other, LedgerSpec{Instance: 8}); l != nil || !errors.Is(err, unix.ENOMEM) {
+		t.Errorf("without room: %v, %v", l, err)
+	}
+	if left, _ := filepath.Glob(other + "*"); len(left) > 0 {
+		t.Errorf("%v are left", left)
+	}
+	if l, err := OpenLedger(path, LedgerSpec{Instance: 8}); l != nil || !errors.Is(err, ErrLedgerInUse) {
+		t.Errorf("of a daemon that runs: %v, %v", l, err)
+	}
+	if rep, err := RecoverFile(path, nil); err != nil || rep.Instance != 7 {
+		t.Errorf("the ledger of before: %+v, %v", rep, err)
+	}
+	l.Close()
+	next, err := OpenLedger(path, LedgerSpec{Instance: 9})
+	if err != nil {
+		t.Fatalf("of a daemon that is gone: %v", err)
+	}
+	defer next.Close()
+	if rep, err := RecoverFile(path, nil); err != nil || rep.Instance != 9 {
+		t.Errorf("the next one's: %+v, %v", rep, err)
 	}
 }

@@ -534,45 +534,6 @@ func TestLedgerNoAddressSpace(t *testing.T) {
 	l.Close()
 }
 
-// TestLedgerOnAFullDisk: where not even the header finds room there is no ledger, and the
-// one of before stays what it was: a daemon that wrote on would die of it.
-func TestLedgerOnAFullDisk(t *testing.T) {
-	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=256k"); err != nil {
-		t.Skipf("mount a tmpfs: %v", err)
-	}
-	defer unix.Unmount(dir, unix.MNT_DETACH)
-	path := filepath.Join(dir, "ledger")
-	l, err := OpenLedger(path, LedgerSpec{Instance: 7})
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.Close()
-	full, err := os.Create(filepath.Join(dir, "full"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer full.Close()
-	for _, n := range []int{4096, 1} {
-		for b := make([]byte, n); err == nil; {
-			_, err = full.Write(b)
-		}
-		if !errors.Is(err, unix.ENOSPC) {
-			t.Fatal(err)
-		}
-		err = nil
-	}
-	if l, err := OpenLedger(path, LedgerSpec{Instance: 8}); l != nil || !errors.Is(err, unix.ENOMEM) {
-		t.Errorf("without room: %v, %v", l, err)
-	}
-	if left, _ := filepath.Glob(path + "*"); !slices.Equal(left, []string{path}) {
-		t.Errorf("%v are there", left)
-	}
-	if rep, err := RecoverFile(path, nil); err != nil || rep.Instance != 7 {
-		t.Errorf("the ledger of before: %+v, %v", rep, err)
-	}
-}
-
 // TestLedgerPages: the pages of a part of the file are allocated, and no others: they are
 // the host's memory.
 func TestLedgerPages(t *testing.T) {

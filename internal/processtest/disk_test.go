@@ -128,6 +128,13 @@ func TestFullLedger(t *testing.T) {
 	s.Close()
 	c.Close()
 	p.goesBackTo(before)
+	// What one that was killed leaves is room for the next.
+	k.fill()
+	p.signal(syscall.SIGKILL)
+	p.exit()
+	p = run(t, []string{"env", "RDSD_API_LEDGER=" + name}, serveArgs(t, d)...)
+	p.says("serving")
+	k.empty()
 	ends(t, p)
 
 	// And a daemon that cannot make one does not start.
