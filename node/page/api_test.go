@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -116,5 +117,24 @@ func TestEventsPace(t *testing.T) {
 	}
 	for _, v := range looks.next {
 		v.drop()
+	}
+}
+
+// TestNameThatChanges: the page is served under the name that the machine has now, and not under one that it had.
+func TestNameThatChanges(t *testing.T) {
+	var name atomic.Value
+	name.Store("localhost.localdomain")
+	was := hostName
+	t.Cleanup(func() { hostName = was }) // after serve's
+	hostName = func() string { return name.Load().(string) }
+	s := serve(t, "tcp")
+	for _, c := range []struct {
+		is, host string
+		want     int
+	}{{"first", "first", 200}, {"first", "second", 421}, {"second", "second:16386", 200}, {"second", "first", 421}, {"", "second", 421}} {
+		name.Store(c.is)
+		if a, _ := s.ask(t, "GET", "/", "Host", c.host); a.StatusCode != c.want {
+			t.Errorf("a machine called %q is asked as %q: %d, want %d", c.is, c.host, a.StatusCode, c.want)
+		}
 	}
 }

@@ -80,11 +80,12 @@ func (p *Page) OfThisNode(h http.Handler) http.Handler {
 
 const notKnown = "this node is not known by the name in the request; use its address, its host name, localhost, or a name in http.names"
 
-// hostName is what this machine calls itself. It is nobody else's to give away.
+// hostName is what this machine calls itself now: a daemon may be there before the machine has got its
+// name. It is nobody else's to give away. Tests have another one.
 var hostName = func() string {
 	name, _ := os.Hostname() // without one there is a name less
 	return strings.ToLower(name)
-}()
+}
 
 // knownHost reports whether host, of a request, is an address, a name of loopback, the
 // machine's own or one that is configured.
@@ -94,7 +95,7 @@ func (p *Page) knownHost(host string) bool {
 	if _, err := netip.ParseAddr(name); err == nil {
 		return true
 	}
-	return name == "localhost" || name != "" && name == hostName || strings.HasSuffix(name, ".localhost") || slices.Contains(p.Conf().HTTP.Names, name)
+	return name == "localhost" || name != "" && name == hostName() || strings.HasSuffix(name, ".localhost") || slices.Contains(p.Conf().HTTP.Names, name)
 }
 
 // sameOrigin reports whether a request is of a page of ours, of no page at all, or leads a
