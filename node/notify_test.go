@@ -122,6 +122,7 @@ func TestNobodyReadsNotifications(t *testing.T) {
 	n, logs := newFakeNode(t, cfg, &fakeCore{})
 	stop := startNode(t, n) // it serves
 	buf := make([]byte, 256)
+	c.SetReadDeadline(time.Now().Add(30 * time.Second))
 	for said := ""; said != "READY=1"; {
 		k, err := c.Read(buf)
 		if err != nil {
