@@ -33,14 +33,14 @@ func addrOf(b []byte) netip.Addr {
 	return a
 }
 
-// serveFake serves it at path until the function it returns is called.
-func serveFake(path string) (func(), error) {
+// serveFake serves it at path, in the way of more, until the function it returns is called.
+func serveFake(path string, more ...grpc.ServerOption) (func(), error) {
 	os.Remove(path)
 	l, err := net.Listen("unix", path)
 	if err != nil {
 		return nil, err
 	}
-	s := grpc.NewServer(grpc.UnaryInterceptor(rdsdv1.UnaryErrno), grpc.StreamInterceptor(rdsdv1.StreamErrno))
+	s := grpc.NewServer(append(more, grpc.UnaryInterceptor(rdsdv1.UnaryErrno), grpc.StreamInterceptor(rdsdv1.StreamErrno))...)
 	rdsdv1.RegisterAdminServer(s, fakeAdmin{})
 	v, err := newFakeVolumes(filepath.Dir(path))
 	if err != nil {

@@ -53,7 +53,7 @@ func (a *app) collectOutcomes(ctx context.Context, sock *rdsd.Socket, show bool)
 				return
 			}
 			if show && oc.Kind != rdsd.Delivered && !a.json {
-				fmt.Fprintf(a.err, "datagram %d: %s: %s\n", oc.Tag, oc.Kind, oc.Reason)
+				say(a.err, "datagram %d: %s: %s\n", oc.Tag, oc.Kind, oc.Reason)
 			}
 			o.mu.Lock()
 			o.counted[verdict{oc.Kind, oc.Reason}]++

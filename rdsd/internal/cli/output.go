@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"reflect"
 	"sync"
 	"time"
 
@@ -110,7 +111,25 @@ func (a *app) did(v any, format string, args ...any) error {
 	if a.json {
 		return writeJSON(a.out, v)
 	}
-	_, err := fmt.Fprintf(a.out, format+"\n", args...)
+	return say(a.out, format+"\n", args...)
+}
+
+// say prints format with words of somebody else in it, names of volumes and sessions, why something
+// failed, so that a terminal shows them and does nothing else, and none of them looks like a line of ours.
+func say(w io.Writer, format string, args ...any) error {
+	shown := make([]any, len(args))
+	for i, v := range args {
+		switch shown[i] = v; v := v.(type) {
+		case error:
+			shown[i] = plain.Lines(v.Error())
+		case fmt.Stringer: // ours
+		default:
+			if s := reflect.ValueOf(v); s.Kind() == reflect.String {
+				shown[i] = plain.Text(s.String())
+			}
+		}
+	}
+	_, err := fmt.Fprintf(w, format, shown...)
 	return err
 }
 

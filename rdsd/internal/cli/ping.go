@@ -122,7 +122,7 @@ func (a *app) pingLoop(ctx context.Context, c *rdsd.Admin, spec rdsd.PingSpec, o
 					return err
 				}
 				sum.Sent-- // it says nothing of the node
-				fmt.Fprintf(a.err, "rdsd: %s\n", explain(err))
+				say(a.err, "rdsd: %s\n", explain(err))
 				break
 			}
 			last, line.Error = err, explain(err)
@@ -161,7 +161,7 @@ func (a *app) printPing(l pingLine, remote netip.Addr, quiet bool) {
 	case a.json:
 		writeNDJSON(a.out, l)
 	case l.Error != "":
-		fmt.Fprintf(a.out, "no reply: seq=%d: %s\n", l.Seq, l.Error)
+		say(a.out, "no reply: seq=%d: %s\n", l.Seq, l.Error)
 	default:
 		fmt.Fprintf(a.out, "reply from %s to %s: seq=%d time=%s\n", remote, l.Local, l.Seq, l.RTT)
 	}

@@ -226,7 +226,7 @@ func (a *app) stressPeer(ctx context.Context, o stressOptions) (func(), error) {
 		cancel()
 		err := <-done
 		if err := errors.Join(err, sock.Close(), c.Close()); err != nil {
-			fmt.Fprintf(a.err, "rdsd: the listening end: %v\n", err)
+			say(a.err, "rdsd: the listening end: %v\n", err)
 		}
 	}, nil
 }

@@ -135,7 +135,7 @@ func (a *app) copyVolume(ctx context.Context, from, to string, o copyOptions) (e
 	if o.verify {
 		verified = ", compared"
 	}
-	fmt.Fprintf(a.out, "copied %s to %s: %s, %s of it data%s, in %s\n", from, to, sizeText(uint64(v.Bytes)), v.Data, verified, v.Elapsed)
+	say(a.out, "copied %s to %s: %s, %s of it data%s, in %s\n", from, to, sizeText(uint64(v.Bytes)), v.Data, verified, v.Elapsed)
 	return nil
 }
 
@@ -342,7 +342,7 @@ func (a *app) mapFor(ctx context.Context, v *rdsd.Volumes, x *operand, access rd
 			stays = ""
 		}
 		if err != nil {
-			fmt.Fprintf(a.err, "rdsd: %s%v\n", stays, err)
+			say(a.err, "rdsd: %s%v\n", stays, err)
 		}
 	}
 	return x.connect(ctx, m.URI)

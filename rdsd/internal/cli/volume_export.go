@@ -71,7 +71,7 @@ the daemon's user or a configured administrator.`,
 				if x.Info != nil {
 					size = sizeText(x.Info.Size)
 				}
-				fmt.Fprintf(a.out, "exported %s: %s, %s\n", x.Name, storeText(x), size)
+				say(a.out, "exported %s: %s, %s\n", x.Name, storeText(x), size)
 				return nil
 			})
 		},
@@ -318,12 +318,12 @@ func (a *app) resize(ctx context.Context, v *rdsd.Volumes, what string, size uin
 		return writeJSON(a.out, resized{after, before, untold})
 	}
 	if after == before {
-		fmt.Fprintf(a.out, "%s has %s, as before\n", what, sizeText(after))
+		say(a.out, "%s has %s, as before\n", what, sizeText(after))
 	} else {
-		fmt.Fprintf(a.out, "%s has %s; before it had %s\n", what, sizeText(after), sizeText(before))
+		say(a.out, "%s has %s; before it had %s\n", what, sizeText(after), sizeText(before))
 	}
 	if len(untold) > 0 {
-		fmt.Fprintf(a.err, "not told: %s. Kernels learn a size only when they map a volume, or by\n  echo %d > /sys/block/rnbdN/rnbd/resize\n", strings.Join(untold, ", "), after/512)
+		say(a.err, "not told: %s. Kernels learn a size only when they map a volume, or by\n  echo %d > /sys/block/rnbdN/rnbd/resize\n", strings.Join(untold, ", "), after/512)
 	}
 	return nil
 }

@@ -198,7 +198,7 @@ latencies are at most a quarter too high.`,
 func (a *app) facts(lines [][2]string) {
 	for _, l := range lines {
 		if l[1] != "" {
-			fmt.Fprintf(a.out, "%-12s %s\n", l[0], l[1])
+			say(a.out, "%-12s %s\n", l[0], l[1])
 		}
 	}
 }

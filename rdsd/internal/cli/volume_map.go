@@ -227,8 +227,8 @@ func (a *app) printMapped(m *rdsd.Mapping) error {
 			access = string(rdsd.AccessReadOnly)
 		}
 	}
-	fmt.Fprintf(a.err, "%s is mapped as %s: %s, %s, %d of %s\n", volumeText(m.Node, m.Name), m.ID, size, access, m.PathsUp, plural(uint64(m.PathCount), "path"))
-	fmt.Fprintln(a.out, openable(m))
+	say(a.err, "%s is mapped as %s: %s, %s, %d of %s\n", volumeText(m.Node, m.Name), m.ID, size, access, m.PathsUp, plural(uint64(m.PathCount), "path"))
+	say(a.out, "%s\n", openable(m))
 	return nil
 }
 
@@ -294,7 +294,7 @@ stays the same.`,
 				if a.json {
 					return writeJSON(a.out, m)
 				}
-				fmt.Fprintf(a.out, "%s is %s\n", m.ID, m.State)
+				say(a.out, "%s is %s\n", m.ID, m.State)
 				return nil
 			})
 		},

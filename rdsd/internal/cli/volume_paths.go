@@ -255,7 +255,7 @@ func (a *app) warnOfNoPath(ctx context.Context, v *rdsd.Volumes, session string)
 	if err != nil || slices.ContainsFunc(paths, func(p rdsd.VolumePath) bool { return p.State == rdsd.PathConnected }) {
 		return
 	}
-	fmt.Fprintf(a.err, "%s has no connected path now, and what uses its volumes waits or fails: rdsd volume paths\n", session)
+	say(a.err, "%s has no connected path now, and what uses its volumes waits or fails: rdsd volume paths\n", session)
 }
 
 func (a *app) pathActionCmd(c pathAction) *cobra.Command {

@@ -95,7 +95,7 @@ once. "wait" takes none, and waits for the path for as long as it is away.`,
 				if a.json {
 					return writeJSON(a.out, s)
 				}
-				fmt.Fprintf(a.out, "%s: %s; requests of a kernel's lost path %s; a lost path is tried again %s\n", s.Name, s.Policy, unfencedWay(s.Unfenced, s.UnfencedAfter), attemptsText(s.MaxReconnectAttempts))
+				say(a.out, "%s: %s; requests of a kernel's lost path %s; a lost path is tried again %s\n", s.Name, s.Policy, unfencedWay(s.Unfenced, s.UnfencedAfter), attemptsText(s.MaxReconnectAttempts))
 				return nil
 			})
 		},
