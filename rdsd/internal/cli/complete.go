@@ -4,9 +4,11 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
+	"github.com/rdsd/rdsd/internal/plain"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
@@ -21,15 +23,33 @@ func (a *app) complete(list lister) cobra.CompletionFunc {
 		defer cancel()
 		var fit []string
 		a.adminStream(ctx, func(ctx context.Context, c *rdsd.Admin) error {
-			for _, w := range list(ctx, c) {
-				if strings.HasPrefix(w, typed) {
-					fit = append(fit, w)
-				}
-			}
+			fit = offered(list(ctx, c), typed)
 			return nil
 		})
 		return fit, cobra.ShellCompDirectiveNoFileComp
 	}
+}
+
+// offered are the words that begin as typed, as far as they can stand in a line as they are. Of several words bash
+// inserts what they have in common unquoted, and at the next tab it expands the line, with all commands in
+// it; and what other nodes call their sessions may be anything.
+func offered(words []string, typed string) (fit []string) {
+	for _, w := range words {
+		word, about, described := strings.Cut(w, "\t")
+		if !strings.HasPrefix(word, typed) || strings.HasPrefix(word, "-") || strings.ContainsFunc(word, notItself) {
+			continue
+		}
+		if described {
+			w = word + "\t" + plain.Text(about)
+		}
+		fit = append(fit, w)
+	}
+	return fit
+}
+
+// notItself reports whether a shell may take r for something else than r.
+func notItself(r rune) bool {
+	return !unicode.IsLetter(r) && !unicode.IsDigit(r) && !strings.ContainsRune("-_.,:/@+%=[]", r)
 }
 
 // completeFirst completes the first argument only.

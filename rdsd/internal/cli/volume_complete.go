@@ -25,7 +25,7 @@ func (a *app) completeVolume(lists ...volumeLister) cobra.CompletionFunc {
 		var fit []string
 		a.volumesStream(ctx, func(ctx context.Context, v *rdsd.Volumes) error {
 			for _, list := range lists {
-				fit = append(fit, slices.DeleteFunc(list(ctx, v), func(w string) bool { return !strings.HasPrefix(w, typed) })...)
+				fit = append(fit, offered(list(ctx, v), typed)...)
 			}
 			return nil
 		})
