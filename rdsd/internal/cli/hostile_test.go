@@ -20,7 +20,7 @@ const obeyed = "\x1b]0;mine\a\u009b31m\u202e$(touch mine)"
 
 // asked are commands that show what others have chosen; each has what the fake daemon knows.
 var asked = []string{
-	"status", "info", "peers", "peers drop 10.0.0.2", "sockets", "sockets close 10.0.0.1:4000", "queue", "queue --summary", "counters", "counters --remote 10.0.0.2",
+	"status", "info", "peers", "peers drop 10.0.0.2", "sockets", "sockets close 10.0.0.1:4000", "queue", "queue --summary", "counters", "counters --peer 10.0.0.2",
 	"congestion", "congestion --watch", "congestion --history", "errors", "check", "check --format json", "config show --running", "doctor", "top -b -n1",
 	"ping 10.0.0.2 -c 1 -i 0s", "ping 10.0.0.9 -c 1", "ping 10.0.0.7 -c 1 -i 0s", "cancel --from 10.0.0.1:4000 --to 10.0.0.3:0", "trace --count 2 --for 5s",
 	"volume ls", "volume show disk", "volume show golden", "volume show v1", "volume info store:disk", "volume map store:one", "volume map store:one --or-existing", "volume remap v1",

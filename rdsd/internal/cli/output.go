@@ -170,6 +170,13 @@ func (k *keeper) failed() error {
 	return k.err
 }
 
+// lost reports whether something could not be printed: what goes on until it is interrupted ends then, for
+// nobody hears of it any more.
+func (a *app) lost() bool {
+	k, ok := a.out.(*keeper)
+	return ok && k.failed() != nil
+}
+
 // fileOf returns the file that w writes to, if it is one.
 func fileOf(w io.Writer) (*os.File, bool) {
 	if k, ok := w.(*keeper); ok {

@@ -98,7 +98,7 @@ func (a *app) pingLoop(ctx context.Context, c *rdsd.Admin, spec rdsd.PingSpec, o
 	tick := time.NewTicker(max(o.interval, time.Nanosecond))
 	defer tick.Stop()
 	var last error
-	for o.count == 0 || sum.Sent < o.count {
+	for (o.count == 0 || sum.Sent < o.count) && !a.lost() {
 		if sum.Sent > 0 && o.interval > 0 {
 			select {
 			case <-ctx.Done():

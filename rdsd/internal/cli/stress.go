@@ -98,14 +98,19 @@ func (a *app) stressListen(ctx context.Context, o stressOptions) error {
 		defer cancel()
 	}
 	fmt.Fprintf(a.err, "listening on %s\n", sock.LocalAddr())
+	ctx, end := context.WithCancel(ctx)
+	defer end()
 	var last load.Responded
 	err = load.Respond(ctx, sock, o.cfg.AckSize, time.Second, func(r load.Responded) {
 		last = r
 		if a.json {
 			writeNDJSON(a.out, r)
-			return
+		} else {
+			fmt.Fprintf(a.out, "%6.1fs  received %d (%s), answered %d, damaged %d\n", r.Elapsed, r.Received, bytesCount(r.Bytes), r.Answered, r.Damaged)
 		}
-		fmt.Fprintf(a.out, "%6.1fs  received %d (%s), answered %d, damaged %d\n", r.Elapsed, r.Received, bytesCount(r.Bytes), r.Answered, r.Damaged)
+		if a.lost() {
+			end()
+		}
 	})
 	if err == nil && last.Damaged > 0 {
 		err = withCode(exitIncomplete, fmt.Errorf("%s damaged or out of order", plural(last.Damaged, "datagram")))
@@ -150,7 +155,13 @@ func (a *app) stressSend(ctx context.Context, o stressOptions) error {
 		fmt.Fprintf(a.out, "%s from %s to %s: %d tasks, depth %d, %d bytes\n", o.cfg.Mode, o.cfg.From, o.cfg.To, o.cfg.Tasks, o.cfg.Depth, o.cfg.Size)
 		fmt.Fprintf(a.out, "%7s %10s %10s %9s %9s %9s %9s %8s %8s\n", "time", "done/s", "MiB/s", "p50", "p99", "p99.9", "max", "failed", "damaged")
 	}
-	total, err := load.Run(ctx, c, o.cfg, a.printReport)
+	running, end := context.WithCancel(ctx)
+	defer end()
+	total, err := load.Run(running, c, o.cfg, func(r load.Report) {
+		if a.printReport(r); a.lost() {
+			end()
+		}
+	})
 	a.printReport(total)
 	switch {
 	case err != nil:
