@@ -100,6 +100,9 @@ func (a *app) writeReport(ctx context.Context, out io.Writer, now time.Time) (*r
 		stacks, err := a.page(ctx, st.HTTPAddress, "/debug/pprof/goroutine?debug=1")
 		return w.add("goroutines.txt", stacks, err)
 	})
+	if err == nil {
+		err = ctx.Err() // interrupted: what is missing then is not what the daemon did not have
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -3,10 +3,17 @@ package cli
 import (
 	"bytes"
 	"context"
+	"errors"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"google.golang.org/grpc"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 )
 
 // TestWhoCannotPrintEnds: what goes on until it is interrupted ends when nobody can be told
@@ -27,5 +34,29 @@ func TestWhoCannotPrintEnds(t *testing.T) {
 			t.Errorf("rdsd %s: exit %d, %q, %v", c, code, &said, ctx.Err())
 		}
 		cancel()
+	}
+}
+
+// TestBugreportInterrupted: an archive that lacks what nobody waited for is none.
+func TestBugreportInterrupted(t *testing.T) {
+	dir := t.TempDir()
+	socket := filepath.Join(dir, "s")
+	ctx, cancel := context.WithCancel(t.Context())
+	stop, err := serveFake(socket, grpc.ChainUnaryInterceptor(func(c context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+		if info.FullMethod == rdsdv1.Admin_ListSockets_FullMethodName {
+			cancel()
+			<-c.Done()
+		}
+		return handle(c, req)
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	file := filepath.Join(dir, "report.tar.gz")
+	var out, said bytes.Buffer
+	code := run(ctx, []string{"bugreport", file, "--socket", socket, "--timeout", "0"}, strings.NewReader(""), &out, &said)
+	if _, err := os.Stat(file); code != exitInterrupted || !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("exit %d, %s%s; the archive: %v", code, &out, &said, err)
 	}
 }
