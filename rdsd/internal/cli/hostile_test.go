@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
+	"net"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -134,4 +136,59 @@ func runHostile(t *testing.T, line, socket, timeout string) (code int, said stri
 		t.Errorf("rdsd %s does not end: %s%s", line, &out, &errw)
 	}
 	return code, out.String() + errw.String()
+}
+
+// TestDaemonThatDoesNotAnswer: what is at the socket and never answers costs a command its --timeout, whatever it asks; and
+// what closes the connection, or knows none of the calls, is told in the exit code.
+func TestDaemonThatDoesNotAnswer(t *testing.T) {
+	old := grpc.NewServer() // of an age without any of the services
+	for _, c := range []struct {
+		what    string
+		serve   func(net.Conn)
+		timeout string
+		code    int
+	}{
+		{"says nothing", func(c net.Conn) { io.Copy(io.Discard, c) }, "50ms", exitTimeout},
+		{"closes", func(c net.Conn) { c.Close() }, "20s", exitUnreachable},
+		{"is no daemon", func(c net.Conn) { io.WriteString(c, "HTTP/1.1 400 Bad Request\r\n\r\n"); c.Close() }, "20s", exitUnreachable},
+		{"is old", nil, "20s", exitFailed},
+	} {
+		socket := filepath.Join(t.TempDir(), "s")
+		l, err := net.Listen("unix", socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.serve == nil {
+			go old.Serve(l) // ended by Stop
+		} else {
+			go accepted(l, c.serve)
+		}
+		for _, line := range append([]string{"bugreport " + filepath.Join(t.TempDir(), "r.tgz")}, asked...) {
+			want := c.code
+			switch {
+			case line == "doctor": // asks no daemon
+				continue
+			case strings.HasPrefix(line, "check"): // a monitor's words
+				if want = checkUnknown; c.code == exitUnreachable {
+					want = checkCritical
+				}
+			}
+			if code, said := runHostile(t, line, socket, c.timeout); code != want {
+				t.Errorf("rdsd %s of what %s: exit %d, want %d: %s", line, c.what, code, want, said)
+			}
+		}
+		l.Close()
+	}
+	old.Stop()
+}
+
+// accepted has each connection of l served, until it is closed.
+func accepted(l net.Listener, serve func(net.Conn)) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		go serve(c) // ends with the connection, which its command closes
+	}
 }
