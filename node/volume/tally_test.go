@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/rnbd"
@@ -38,6 +39,8 @@ func TestCountersDoNotFall(t *testing.T) {
 	}
 	stop := make(chan struct{})
 	var looks sync.WaitGroup
+	ended := sync.OnceFunc(func() { close(stop); looks.Wait() })
+	defer ended() // before the nodes are
 	looks.Go(func() {
 		last := map[string]uint64{}
 		for {
@@ -54,6 +57,7 @@ func TestCountersDoNotFall(t *testing.T) {
 				}
 			}
 			last = now
+			time.Sleep(20 * time.Microsecond) // of one processor it leaves something
 		}
 	})
 
@@ -85,8 +89,7 @@ func TestCountersDoNotFall(t *testing.T) {
 			}
 		}
 	}
-	close(stop)
-	looks.Wait()
+	ended()
 	for _, x := range server.h.CountedExports() {
 		if below := x.Name == "below"; x.Gone != below || x.State == "open" && x.Kind != KindMemory {
 			t.Errorf("listed at the end: %s %s, gone: %v", x.Name, x.State, x.Gone)
