@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rnbd"
 )
@@ -156,13 +155,7 @@ func (k *checks) export(ctx context.Context, h *Host, x *ExportInfo) {
 	n, what := len(k.list), "export "+x.Name
 	if x.Origin != OriginRoot && x.Kind != KindMemory {
 		ctx, cancel := h.machine.Timeout(ctx, 5*time.Second)
-		err := h.do(ctx, x.Path, func() error {
-			f, err := blk.OpenFile(x.Path, blk.FileOptions{ReadOnly: x.ReadOnly, LogicalBlock: x.LogicalBlock})
-			if err == nil {
-				err = f.Close()
-			}
-			return err
-		})
+		err := h.lookNow(ctx, x)
 		cancel()
 		if err != nil {
 			k.add(SeverityError, what, "see to "+x.Path, "the store cannot be opened: %v", err)

@@ -55,7 +55,7 @@ func (h *Host) Export(ctx context.Context, s ExportSpec) (ExportInfo, error) {
 func (h *Host) addExport(at look, origin string, must bool) (*export, error) {
 	s, dev, err := at.spec, at.dev, at.err
 	if err != nil && (must || at.wrong || s.Kind == KindMemory) {
-		return nil, err
+		return nil, notFound(err)
 	}
 	x := &export{spec: s, origin: origin, since: h.machine.Wall(), info: at.info}
 	absent := err // why it cannot be opened now
@@ -183,7 +183,7 @@ func (h *Host) openExport(s *ExportSpec) (blk.Device, blk.Info, error) {
 	}
 	f, kind, err := h.openStore(s)
 	if err != nil {
-		return nil, blk.Info{}, notFound(err)
+		return nil, blk.Info{}, err
 	}
 	s.Kind = kind
 	info := *f.Info()
@@ -221,7 +221,8 @@ func (h *Host) openStore(s *ExportSpec) (d blk.Device, kind string, err error) {
 	return f, kind, nil
 }
 
-// notFound adds what would be right to the error of a file that is not there.
+// notFound adds what would be right to the error of a file that is not there, for who exports it. Where an
+// export has lost its file an empty one in its place would be wrong.
 func notFound(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return rdserr.With(rdserr.ErrNotFound, "%v (--create with --size makes a file)", err)

@@ -1,17 +1,19 @@
 package volume
 
 import (
+	"context"
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/internal/guard"
+	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rnbd"
 )
 
 // Whether the store of an export can be opened is known from the last attempt: the one at the
 // start, those of sessions, and, as long as they fail, one of the Host's own from time to time.
 // Somebody looks at what is told of a store that failed, and it may be long until a session
-// wants it. A store that nobody wants is not looked at.
+// wants it. A store that nobody wants is not looked at, unless somebody asks (Check).
 
 // lookEvery is the time between attempts of the Host's own.
 const lookEvery = 30 * time.Second
@@ -79,4 +81,29 @@ func (h *Host) lookAgain(x *export) {
 			return
 		}
 	}
+}
+
+// lookNow tries to open the store of an export for somebody who asks whether it can be, and notes how that
+// has ended as of any other attempt: what status says is not to contradict the answer. It makes no file.
+func (h *Host) lookNow(ctx context.Context, i *ExportInfo) error {
+	h.mu.Lock()
+	x := h.exports[i.Name]
+	h.mu.Unlock()
+	s := i.ExportSpec
+	s.Create = false
+	var info blk.Info
+	err := h.do(ctx, s.Path, func() (err error) {
+		_, info, err = h.openExport(&s)
+		return err
+	})
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case x == nil || h.exports[i.Name] != x || x.spec.Path != i.Path: // it was not taken up, or is another now
+	case err == nil:
+		x.err, x.info, x.spec.Kind = nil, info, s.Kind
+	case rdserr.Errno(err) != rdserr.ErrTimeout.Errno: // that may be for want of a turn
+		h.storeLost(x, err)
+	}
+	return err
 }

@@ -142,3 +142,42 @@ func TestStoreThatGoesAndComes(t *testing.T) {
 	}
 	look()
 }
+
+// TestCheckLooksAtAStore: what Check finds of a store is what status says from then on. The remedy of export-failed is to mend the store and
+// to check the export, and after that nothing is to say that it is failed.
+func TestCheckLooksAtAStore(t *testing.T) {
+	server := newServerNode(t, freePort(t))
+	server.start()
+	defer server.stop()
+	h, disk := server.h, file(t, "disk", 8<<20)
+	mustExport(t, h, disk)
+	check := func(severity, state, text string) {
+		t.Helper()
+		list, err := h.Check(testCtx(t), "disk")
+		if err != nil || len(list) != 1 || list[0].Severity != severity || !strings.Contains(list[0].Text, text) {
+			t.Errorf("check: %+v, %v; want %s", list, err, severity)
+		}
+		if i, err := h.exportInfo("disk"); err != nil || i.State != state || (i.Error != "") != (state == "failed") {
+			t.Errorf("after the check: %s, %q, %v; want %s", i.State, i.Error, err, state)
+		}
+	}
+	check(SeverityOK, "closed", "8388608 bytes")
+	if err := os.Rename(disk.Path, disk.Path+".away"); err != nil {
+		t.Fatal(err)
+	}
+	check(SeverityError, "failed", "no such file")
+	if list, _ := h.Check(testCtx(t), "disk"); strings.Contains(list[0].Text, "--create") {
+		t.Errorf("an empty file is to take the place of what was lost: %s", list[0].Text)
+	}
+	if _, err := os.Stat(disk.Path); err == nil {
+		t.Error("the check made a file")
+	}
+	if err := os.WriteFile(disk.Path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	check(SeverityError, "failed", "is empty")
+	if err := os.Rename(disk.Path+".away", disk.Path); err != nil {
+		t.Fatal(err)
+	}
+	check(SeverityOK, "closed", "8388608 bytes")
+}
