@@ -130,7 +130,7 @@ var examCases = []examCase{
 		x.Export(&Export{Name: "disk", Path: "/dev/sdz", Stalled: 30 * time.Second, Limit: 30 * time.Second})
 	}, []string{"error volume-stalled export disk"}, "not completed for 30s", "/dev/sdz"},
 	{"failed requests", func(x *Exam) {
-		x.Mapping(with(goodMapping(), func(m *Mapping) { m.Failed, m.FailedAgo, m.LastError = 1, Recent, "it is full" }))
+		x.Mapping(with(goodMapping(), func(m *Mapping) { m.Failed, m.FailedAgo, m.RequestError = 1, Recent, "it is full" }))
 	}, []string{"warning volume-errors mapping v1"}, "1 of 9 requests failed since it was mapped, the last 10m0s ago; the last error: it is full", "volume events --kept"},
 	{"a lost sync", func(x *Exam) {
 		x.Mapping(with(goodMapping(), func(m *Mapping) { m.Failed, m.FailedAgo, m.SyncLost = 1, Recent+1, true }))

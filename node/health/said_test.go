@@ -91,7 +91,7 @@ var said = []struct {
 
 	{"a mapping that is not open for a moment less", func(x *Exam) { x.Mapping(&Mapping{ID: "v1", Node: "n", Name: "d", For: Grace - 1, Paths: 2}) }},
 	{"a mapping that is not open", func(x *Exam) {
-		x.Mapping(&Mapping{ID: "v1", Node: "n", Name: "d", Why: "no path: refused", Mend: "rdsd ping n", For: Grace, Paths: 2, LastError: "refused"})
+		x.Mapping(&Mapping{ID: "v1", Node: "n", Name: "d", Why: "no path: refused", Mend: "rdsd ping n", For: Grace, Paths: 2})
 	}},
 	{"a mapping that is open, of one path", func(x *Exam) {
 		x.Mapping(&Mapping{ID: "v1", Node: "n", Name: "d", Open: true, For: time.Hour, Paths: 1})

@@ -13,7 +13,7 @@ type Mapping struct {
 	Why, Mend      string        // where it is not: why, and what mends that
 	SyncLost       bool          // no flush succeeds
 	For            time.Duration // in this state
-	LastError      string
+	RequestError   string        // why the last of Failed has failed; "": not known
 	Paths          int           // of its session
 	Failed, Done   uint64        // requests since it was mapped
 	FailedAgo      time.Duration // the last of these; 0: not known
@@ -37,7 +37,7 @@ func (x *Exam) Mapping(m *Mapping) {
 			Remedy: fmt.Sprintf("check what is on it (the file system); then unmap %s and map it anew", m.ID)})
 		return
 	}
-	x.failed(subject, "it was mapped", m.Failed, m.Done, m.FailedAgo, m.LastError)
+	x.failed(subject, "it was mapped", m.Failed, m.Done, m.FailedAgo, m.RequestError)
 }
 
 // stalled tells of a request that takes too long.

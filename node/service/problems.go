@@ -157,7 +157,7 @@ func tellReader(p *health.Port, r datagram.PortReader) {
 
 func examineVolumes(x *health.Exam, h *volume.Host, now time.Time) {
 	for _, m := range h.Mappings() {
-		f := health.Mapping{ID: m.ID, Node: m.Node, Name: m.Name, Open: m.State == volume.StateOpen, For: now.Sub(m.Since), LastError: m.LastError,
+		f := health.Mapping{ID: m.ID, Node: m.Node, Name: m.Name, Open: m.State == volume.StateOpen, For: now.Sub(m.Since), RequestError: m.FailedWhy,
 			SyncLost: m.SyncLost, Paths: m.PathCount}
 		if !f.Open {
 			f.Why, f.Mend = m.NotOpen()

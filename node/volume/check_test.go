@@ -60,8 +60,8 @@ func TestWhyAMappingIsNotOpen(t *testing.T) {
 	}
 }
 
-// TestWithoutPathThatIsWhy: a mapping that has lost its paths says so, and not how a request to it failed before; and requests to it
-// wait, not those of another mapping of its session.
+// TestWithoutPathThatIsWhy: a mapping that has lost its paths says so, and not how a request to it failed before, nor that this failed for
+// want of a path; and requests to it wait, not those of another mapping of its session.
 func TestWithoutPathThatIsWhy(t *testing.T) {
 	server, client, s, m := withFaults(t, file(t, "disk", 1<<20), MapSpec{})
 	mustExport(t, server.h, file(t, "other", 1<<20))
@@ -76,8 +76,8 @@ func TestWithoutPathThatIsWhy(t *testing.T) {
 	read := make(chan error, 1)
 	go func() { _, err := c.ReadAt(make([]byte, 4096), 0); read <- err }()
 	eventually(t, "a request that waits", func() bool { i, _ := client.h.Mapping(m.ID); return i.Pending() == 1 })
-	if i, _ := client.h.Mapping(m.ID); !strings.HasPrefix(i.LastError, "there is no path") {
-		t.Errorf("it says %q", i.LastError)
+	if i, _ := client.h.Mapping(m.ID); !strings.HasPrefix(i.LastError, "there is no path") || !strings.Contains(i.FailedWhy, "is full") {
+		t.Errorf("it says %q, and of the write that failed %q", i.LastError, i.FailedWhy)
 	}
 	if i, _ := client.h.Mapping(other.ID); i.Pending() != 0 || i.State != StateClosed {
 		t.Errorf("%d requests to the other, which is %s", i.Pending(), i.State)

@@ -275,6 +275,7 @@ func (e *volumeEnv) Event(x rnbd.ClientEvent) {
 	default:
 		ev.Kind, ev.State = EventError, x.Kind.String()
 		ev.Text = fmt.Sprintf("mapping %s: a %v failed", name, x.Op)
+		m.failErr = x.Err
 		if x.Kind == rnbd.VolumeSyncLost {
 			ev.Text = fmt.Sprintf("mapping %s: completed writes may be lost", name)
 		}

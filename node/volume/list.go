@@ -231,6 +231,9 @@ func (c *client) describe(m *mapping, i *MappingInfo, seen sinces) {
 	if m.lastErr != nil {
 		i.fails(m.lastErr)
 	}
+	if m.failErr != nil {
+		i.FailedWhy = m.failErr.Error()
+	}
 	d := m.dev
 	if d == nil {
 		return

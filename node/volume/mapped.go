@@ -47,6 +47,7 @@ type mapping struct {
 	resume   bool  // the kernel has the device already
 	ending   bool  // guarded by Host.mu; Unmap
 	lastErr  error // guarded by c.mu
+	failErr  error // guarded by c.mu; of the last request that failed
 	startErr error // guarded by Host.mu; why it could not be restored yet
 	since    time.Time
 	backend  string // what the kernel knows it by

@@ -114,6 +114,7 @@ type MappingInfo struct {
 	NoDevice  bool          // that is of this node, too: it cannot make a device or a socket of the volume, which is open
 	Left      bool          // it could not be taken up at the start, and is not tried again before the next
 	FailedAgo time.Duration // a request failed last; 0: none did
+	FailedWhy string        // and why; LastError may be of something else, such as a path that was lost since
 	SyncLost  bool          // completed writes may be lost, and no flush succeeds until it is mapped anew
 }
 
