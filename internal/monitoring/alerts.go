@@ -37,12 +37,13 @@ starts again. If it runs and ` + "`curl http://127.0.0.1:16386/healthz`" + ` ans
 ` + "`http.listen`" + `, which is on loopback unless it is configured.`,
 		},
 		{
-			"RdsdProblem", `sum by (job, instance, code) (rdsd_problems{severity="error"}) > 0`, "5m", Critical,
+			"RdsdProblem", `sum by (job, instance, code) (rdsd_problems{severity="error",code!="panicked"}) > 0`, "5m", Critical,
 			"rdsd at {{ $labels.instance }} has the problem {{ $labels.code }}",
 			"rdsd status of {{ $labels.instance }} has listed an error of the code {{ $labels.code }} for five minutes.",
 			`
 ` + "`rdsd status`" + ` on that node says what it is about and what mends it; [all codes](operations.md#problems-and-remedies) with
-their remedies. Other alerts are about some of these in particular and fire earlier.`,
+their remedies. Other alerts are about some of these in particular and fire earlier. Of a panic, which others are served on after, RdsdPanic tells alone:
+the problem ` + "`panicked`" + ` stays until the daemon is started again.`,
 		},
 		{
 			"RdsdRestarting", `changes(process_start_time_seconds{job="rdsd"}[15m]) > 2`, "", Warning,
@@ -144,11 +145,12 @@ A peer restarted, or an address was taken from a node
 dashboards say when. Applications that ask for outcomes know which datagrams; others may send twice what must arrive.`,
 		},
 		{
-			"RdsdLinksFlap", `increase(rds_conn_reset_total[10m]) > 10`, "", Warning,
-			"links of {{ $labels.instance }} are lost again and again",
-			"More than ten links of {{ $labels.instance }} were lost in ten minutes.",
+			// One for each lane, of which a peer has up to eight: a peer that is started again loses them all.
+			"RdsdLinksFlap", `increase(rds_peer_conn_reset_total[10m]) > 5 * clamp_min(max_over_time(rdsd_peer_paths_up[10m]), 1)`, "", Warning,
+			"links between {{ $labels.instance }} and {{ $labels.peer }} are lost again and again",
+			"Each of the links between {{ $labels.instance }} ({{ $labels.local }}) and {{ $labels.peer }} was lost more than five times in ten minutes.",
 			`
-The log lines ` + "`msg=path`" + ` with ` + "`state=Error`" + ` say why, ` + "`rds_peer_conn_reset_total`" + ` with which peer. *The peer fell silent*
+The log lines ` + "`msg=path`" + ` with ` + "`state=Error`" + ` say why. A peer that is started again loses each of its links (` + "`rdsd_peer_paths_up`" + `) once. *The peer fell silent*
 (` + "`rdsd_heartbeat_lost_total`" + `): the network loses packets, or the peer has no processor. Both addresses connect: two daemons
 use one address.`,
 		},

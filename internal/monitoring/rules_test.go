@@ -35,7 +35,7 @@ func counts(alert, metric, labels string) alertCase {
 var alertCases = []alertCase{
 	{"RdsdDown", n1, []string{`up{` + n1 + `} 0x60`}, []string{`up{` + n1 + `} 1x60`}, "40m"},
 	{"RdsdProblem", n1 + `,code="peer-down"`, []string{`rdsd_problems{` + n1 + `,code="peer-down",severity="error"} 1x60`},
-		[]string{`rdsd_problems{` + n1 + `,code="peer-down",severity="warning"} 1x60`}, "40m"},
+		[]string{`rdsd_problems{` + n1 + `,code="peer-down",severity="warning"} 1x60`, `rdsd_problems{` + n1 + `,code="panicked",severity="error"} 1x60`}, "40m"},
 	{"RdsdRestarting", n1, []string{`process_start_time_seconds{` + n1 + `} 0+60x60`}, []string{`process_start_time_seconds{` + n1 + `} 5x60`}, "40m"},
 	counts("RdsdPanic", "rdsd_panics_total", `what="call"`),
 	{"RdsdMemoryNearLimit", n1 + `,budget="memory"`,
@@ -60,7 +60,10 @@ var alertCases = []alertCase{
 		[]string{`rdsd_congested_port_age_seconds{` + n1 + `,side="sender",address="10.0.0.1",port="4000"} 0+60x60`,
 			`rdsd_congested_port_age_seconds{` + n1 + `,side="reader",address="10.0.0.1",port="4001"} 30x60`}, "40m"},
 	counts("RdsdOutcomesUnknown", "rdsd_outcome_unknown_total", ""),
-	{"RdsdLinksFlap", n1, []string{`rds_conn_reset_total{` + n1 + `} 0+5x60`}, []string{`rds_conn_reset_total{` + n1 + `} 0+0.5x60`}, "40m"},
+	// Eight lanes that are lost once a minute, and eight that are once in five: a peer that is started again.
+	{"RdsdLinksFlap", n1 + `,local="10.0.0.1",peer="10.0.0.2"`,
+		[]string{`rds_peer_conn_reset_total{` + n1 + `,local="10.0.0.1",peer="10.0.0.2"} 0+8x60`, `rdsd_peer_paths_up{` + n1 + `,local="10.0.0.1",peer="10.0.0.2"} 8x60`},
+		[]string{`rds_peer_conn_reset_total{` + n1 + `,local="10.0.0.1",peer="10.0.0.2"} 0+1.6x60`, `rdsd_peer_paths_up{` + n1 + `,local="10.0.0.1",peer="10.0.0.2"} 8x60`}, "40m"},
 	counts("RdsdProtocolErrors", "rdsd_protocol_error_total", ""),
 	{"RdsdNobodyHasPort", n1, []string{`rds_recv_drop_no_sock_total{` + n1 + `} 0+120x60`}, []string{`rds_recv_drop_no_sock_total{` + n1 + `} 0+30x60`}, "40m"},
 	{"RdsdQueueingSlow", n1,
