@@ -81,7 +81,11 @@ func (x *Exam) VolumePath(p *VolumePath) {
 	if p.Connected || p.For < Grace {
 		return
 	}
-	text := fmt.Sprintf("the path from %s to %s is %s for %s", p.Src, p.Dst, p.State, lasted(p.For))
+	from := ""
+	if p.Src != "" { // else it was asked for without one, and is not there yet
+		from = "from " + p.Src + " "
+	}
+	text := fmt.Sprintf("the path %sto %s is %s for %s", from, p.Dst, p.State, lasted(p.For))
 	if p.LastError != "" {
 		text += ": " + p.LastError
 	}

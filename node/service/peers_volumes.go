@@ -22,6 +22,9 @@ func withVolumes(list []*rdsdv1.Peer, paths []volume.PathInfo, local, remote net
 	of := map[*rdsdv1.Peer][]*rdsdv1.VolumePath{}
 	for i := range paths {
 		k := endsOf(&paths[i])
+		if !k.remote.IsValid() { // its name has no address, and nobody knows whose it is
+			continue
+		}
 		if local.IsValid() && k.local != local || remote.IsValid() && k.remote != remote {
 			continue
 		}

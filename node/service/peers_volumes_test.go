@@ -23,6 +23,7 @@ func TestPeersWithVolumes(t *testing.T) {
 		path(volume.RoleClient, "to-3", "10.0.0.1", "10.0.0.3:16388"),
 		path(volume.RoleServer, "from-3", "[::ffff:10.0.0.3]:40115", "10.0.0.1:16388"),
 		path(volume.RoleClient, "not-yet", "", "[fd00::4]:16388"),
+		path(volume.RoleClient, "no-address", "10.0.0.1", "later.test:16388"),
 	}
 	for _, c := range []struct {
 		local, remote string

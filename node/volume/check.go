@@ -183,7 +183,7 @@ func (k *checks) session(s *SessionInfo, paths []PathInfo) {
 			if p.LastError != "" {
 				why = ": " + p.LastError
 			}
-			k.add(SeverityWarning, what, p.Mend(), "the path from %s to %s is %s for %v%s", p.Src, p.Dst, p.State, time.Since(p.Down).Round(time.Millisecond), why)
+			k.add(SeverityWarning, what, p.Mend(), "the path %v is %s for %v%s", PathSpec{Src: p.Src, Dst: p.Dst}, p.State, time.Since(p.Down).Round(time.Millisecond), why)
 		}
 	}
 	k.ok(n, what, "%d paths connected", s.PathsUp)
@@ -194,6 +194,12 @@ func (p *PathInfo) Mend() string {
 	network := "see to the network between these addresses, and that " + p.opened() + " is open; "
 	again := fmt.Sprintf("rdsd volume paths reconnect %s %s,%s", p.Session, p.Src, p.Dst)
 	switch {
+	case p.Unmade:
+		from := ""
+		if p.Src != "" {
+			from = p.Src + ","
+		}
+		return fmt.Sprintf("see to what is said of it (the name, the addresses of this node); it is tried again by itself. rdsd volume paths remove %s %s%s gives it up", p.Session, from, p.Dst)
 	case p.Replaced:
 		return "another session of this name from this node took its place (a second daemon?): unmap its volumes, and map them again with a --session of their own"
 	case p.GivenUp:

@@ -36,6 +36,7 @@ type client struct {
 	whys    map[*rtrs.ClientPath]string   // why a path could not be connected, as it was told
 	made    map[*rtrs.ClientPath]PathSpec // what they were asked for as
 	wanted  []PathSpec                    // are not there, and tried again
+	sought  map[PathSpec]*sought          // how that went, of each of wanted
 	struck  []PathSpec                    // were removed, and come back for nobody but who asks for them anew
 	seeking bool                          // seek runs
 }

@@ -376,6 +376,7 @@ func (h *Host) Paths() []PathInfo {
 		for _, p := range c.rt.Paths() {
 			list = append(list, c.pathInfo(p))
 		}
+		list = append(list, c.wantedInfos()...)
 		done()
 	}
 	return append(list, h.srv.pathInfos()...)

@@ -58,6 +58,7 @@ type PathInfo struct {
 	Down       time.Time // of a client's: since when it is not connected, through all attempts; zero: it is
 	PathStats
 	GivenUp  bool // "disconnected" because it is out of attempts
+	Unmade   bool // it is not there, because its address, or one of this node to come from, cannot be had yet; Src and Dst are as it was asked for
 	Replaced bool // another session of this name took the place of its session, which is over
 }
 

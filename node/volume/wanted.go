@@ -2,6 +2,7 @@ package volume
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -18,6 +19,14 @@ import (
 
 // lookUpSoon is how long a name is waited for where the session has another path.
 const lookUpSoon = 2 * time.Second
+
+// sought is how it has gone with a path that is wanted.
+type sought struct {
+	since time.Duration // it is wanted
+	tried int           // times without success
+	err   error         // the last time, which ended at
+	at    time.Duration
+}
 
 var errSilent = rdserr.With(rdserr.ErrTimeout, "no name server has answered yet")
 
@@ -90,6 +99,12 @@ func (c *client) wants(p PathSpec, why error) {
 		return
 	}
 	c.wanted = append(c.wanted, p)
+	if c.sought == nil {
+		c.sought = map[PathSpec]*sought{}
+	}
+	maps.DeleteFunc(c.sought, func(p PathSpec, _ *sought) bool { return !slices.Contains(c.wanted, p) })
+	now := c.clock()
+	c.sought[p] = &sought{since: now, tried: 1, err: why, at: now}
 	if !slices.Contains(c.spec.Paths, p) {
 		c.spec.Paths = append(slices.Clone(c.spec.Paths), p)
 	}
@@ -113,8 +128,10 @@ func (c *client) seek() {
 		done()
 		for _, p := range list {
 			ctx, cancel := c.h.machine.Timeout(c.h.ctx, mapTimeout)
-			if c.hasPath(ctx, p, forKept) == nil {
+			if err := c.hasPath(ctx, p, forKept); err == nil {
 				c.unwant(p)
+			} else {
+				c.soughtInVain(p, err)
 			}
 			cancel()
 		}
@@ -160,6 +177,32 @@ func (c *client) hasOrWants(ctx context.Context, p PathSpec) error {
 func (c *client) unwant(p PathSpec) {
 	defer c.look()()
 	c.wanted = slices.DeleteFunc(c.wanted, func(w PathSpec) bool { return w == p })
+}
+
+// soughtInVain notes that a wanted path could still not be made.
+func (c *client) soughtInVain(p PathSpec, err error) {
+	defer c.look()()
+	if s := c.sought[p]; s != nil {
+		s.tried, s.err, s.at = s.tried+1, err, c.clock()
+	}
+}
+
+// wantedInfos are the paths that are not there. Whoever looks for what is down has to find them: nothing else says that a
+// mapping has fewer paths than it was given. mu is held.
+func (c *client) wantedInfos() []PathInfo {
+	var list []PathInfo
+	for _, p := range c.wanted {
+		i := PathInfo{PathSpec: p, Session: c.rt.Name(), SessionID: c.id, Role: RoleClient, State: stateText(rtrs.Reconnecting), Unmade: true}
+		if i.Transport == "" {
+			i.Transport = TransportTCP
+		}
+		if s := c.sought[p]; s != nil {
+			i.Since, i.Down = c.h.wall(s.since), c.h.wall(s.since)
+			i.LastError, i.ErrorAt, i.Attempts = s.err.Error(), c.h.wall(s.at), s.tried
+		}
+		list = append(list, i)
+	}
+	return list
 }
 
 // strike takes a path from those that the session is to have, for good: neither seek, which may be

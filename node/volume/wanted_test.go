@@ -272,3 +272,55 @@ func TestWantedOneIsRemoved(t *testing.T) {
 		}
 	}
 }
+
+// TestWantedOneIsListed: a path whose name has no address is among those that are down, for as long as it is wanted.
+func TestWantedOneIsListed(t *testing.T) {
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	names := newResolver(t, "later.test", serverAddrs[1])
+	server.start()
+	defer server.stop()
+	client.start()
+	defer func() { client.stop() }()
+	mustExport(t, server.h, file(t, "disk", 8<<20))
+	m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk", Persist: true, Paths: []PathSpec{server.twoPaths()[0], {Dst: names.name}}})
+	client.stop()
+	names.fails.Store(true)
+	client.start()
+	opensAgain(t, m)
+	unmade := func() (list []PathInfo) {
+		for _, p := range client.h.Paths() {
+			if p.Unmade {
+				list = append(list, p)
+			}
+		}
+		return list
+	}
+	eventually(t, "it was tried again", func() bool { l := unmade(); return len(l) == 1 && l[0].Attempts > 1 })
+	p := unmade()[0]
+	if p.Dst != names.name || p.Session != m.Session || p.Role != RoleClient || p.State == PathConnected || p.Down.IsZero() || !strings.Contains(p.LastError, "no name server") {
+		t.Errorf("%+v", p)
+	}
+	found := false
+	list, err := client.h.Check(testCtx(t), m.Session)
+	for _, f := range list {
+		found = found || f.Severity == SeverityWarning && strings.Contains(f.Text, "the path to later.test is reconnecting") && strings.Contains(f.Fix, "rdsd volume paths remove "+m.Session+" later.test")
+	}
+	if err != nil || !found {
+		t.Errorf("the check says %+v, %v", list, err)
+	}
+	names.fails.Store(false)
+	eventually(t, "it is there", func() bool { i, _ := client.h.Mapping(m.ID); return i.PathsUp == 2 && len(unmade()) == 0 })
+
+	client.stop()
+	names.fails.Store(true)
+	client.start()
+	opensAgain(t, m)
+	eventually(t, "it is wanted again", func() bool { return len(unmade()) == 1 })
+	if err := client.h.RemovePath(testCtx(t), m.Session, PathSpec{Dst: names.name}); err != nil {
+		t.Error(err)
+	}
+	if l := unmade(); len(l) != 0 {
+		t.Errorf("removed, and listed: %+v", l)
+	}
+}
