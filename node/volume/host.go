@@ -98,7 +98,7 @@ func newHostOn(cfg Config, deps Deps, drv driver, m *Machine) (*Host, error) {
 	if deps.Log == nil {
 		deps.Log = slog.New(slog.DiscardHandler)
 	}
-	store, old, err := openStore(m, deps.Guard, cfg.StateDir)
+	store, old, err := openStore(m, deps.Guard, cfg.StateDir, cfg.SocketDir)
 	if err != nil {
 		return nil, err
 	}

@@ -42,6 +42,8 @@ type Machine struct {
 	Boot string
 	// Disk opens a directory for what outlives the process.
 	Disk func(dir string) (Disk, error)
+	// Mark is where the number of the last state of stateDir is kept in dir; nil: nowhere.
+	Mark func(dir, stateDir string) Mark
 
 	// Store opens the store of an export; nil: the file or block device at path.
 	Store func(path string, o blk.FileOptions) (blk.Device, error)
@@ -114,6 +116,7 @@ func thisMachine(g *guard.Guard) *Machine {
 		Chunks: mappedChunks{},
 		Boot:   bootID(),
 		Disk:   openDisk,
+		Mark:   newFileMark,
 	}
 }
 

@@ -40,8 +40,9 @@ const (
 // state is the content of the file.
 type state struct {
 	Version  int            `json:"version"`
-	Boot     string         `json:"boot"`    // of the machine, when it was written
-	Running  bool           `json:"running"` // it has not been stopped in order since
+	Boot     string         `json:"boot"`             // of the machine, when it was written
+	Running  bool           `json:"running"`          // it has not been stopped in order since
+	Writes   uint64         `json:"writes,omitempty"` // one more each time it is written
 	NextID   uint64         `json:"next_id"`
 	Exports  []exportState  `json:"exports,omitempty"`
 	Mappings []mappingState `json:"mappings,omitempty"`
@@ -233,22 +234,28 @@ func (s *mappingState) spec() (MapSpec, error) {
 // store keeps the state on disk. Without a directory it keeps nothing.
 type store struct {
 	disk Disk // nil: there is no directory, or it could not be opened
+	mark Mark // nil: there is none
 	boot string
 
 	aside  error // what an earlier Host has left could not be used
 	unread bool  // because it could not be read: it stays as it is, and nothing is written
 
-	mu  sync.Mutex // one writes at a time, for as long as the disk takes
-	emu sync.Mutex // after mu
-	err error      // guarded by emu; of the last write
+	mu     sync.Mutex // one writes at a time, for as long as the disk takes
+	writes uint64     // guarded by mu; state.Writes of the last
+	emu    sync.Mutex // after mu
+	err    error      // guarded by emu; of the last write
 }
 
-// openStore takes the directory and reads what an earlier Host has left. An error is one that ends the start.
-func openStore(m *Machine, g *guard.Guard, dir string) (*store, state, error) {
+// openStore takes the directory and reads what an earlier Host has left; marks is where the number of the last state is kept, too. An
+// error is one that ends the start.
+func openStore(m *Machine, g *guard.Guard, dir, marks string) (*store, state, error) {
 	s := &store{boot: m.Boot}
 	fresh := state{Version: stateVersion, Boot: s.boot, NextID: 1}
 	if dir == "" {
 		return s, fresh, nil
+	}
+	if m.Mark != nil && m.Boot != "" && marks != "" && marks != dir {
+		s.mark = m.Mark(marks, dir)
 	}
 	old, err := s.take(m, g, dir)
 	switch {
@@ -256,6 +263,8 @@ func openStore(m *Machine, g *guard.Guard, dir string) (*store, state, error) {
 		return s, old, nil
 	case s.disk != nil && errors.Is(err, fs.ErrNotExist):
 		return s, fresh, nil
+	case s.disk != nil && errors.Is(err, errGone):
+		s.aside, err = err, nil
 	case s.disk != nil && rdserr.Errno(err) == rdserr.ErrInvalid.Errno:
 		err = s.setAside(err) // the file system has answered a moment ago
 	}
@@ -301,7 +310,7 @@ func (s *store) take(m *Machine, g *guard.Guard, dir string) (state, error) {
 			t.err = fmt.Errorf("volumes.state_dir: %w", err)
 		} else {
 			t.disk = d
-			t.st, t.err = readState(d)
+			t.st, t.err = s.readMarked(d)
 		}
 		known <- t
 		if ctx.Err() == nil {
@@ -340,11 +349,14 @@ func (s *store) setAside(why error) error {
 }
 
 func readState(d Disk) (state, error) {
-	var st state
 	b, err := d.Read()
 	if err != nil {
-		return st, fmt.Errorf("volumes.state_dir: %w", err)
+		return state{}, fmt.Errorf("volumes.state_dir: %w", err)
 	}
+	return parseState(b)
+}
+
+func parseState(b []byte) (st state, err error) {
 	if err := json.Unmarshal(b, &st); err != nil {
 		return st, rdserr.With(rdserr.ErrInvalid, "%s cannot be read (%v)", stateFile, err)
 	}
@@ -405,7 +417,8 @@ func (s *store) write(now func() state) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := now() // here, so that the last to look is the last to write
-	st.Version, st.Boot = stateVersion, s.boot
+	s.writes++
+	st.Version, st.Boot, st.Writes = stateVersion, s.boot, s.writes
 	b, err := json.MarshalIndent(st, "", "\t")
 	if err != nil {
 		return err
@@ -413,6 +426,8 @@ func (s *store) write(now func() state) error {
 	rest := append(b[len(stateOpens):], '\n')
 	if err = s.disk.Write(slices.Concat([]byte(stateOpens), sumLine(rest), rest)); err != nil {
 		err = fmt.Errorf("volumes.state_dir: %w", err)
+	} else if s.mark != nil {
+		s.mark.Write(s.boot, s.writes)
 	}
 	s.emu.Lock()
 	s.err = err
@@ -437,6 +452,9 @@ type Trouble struct {
 func (h *Host) StateTroubles() (list []Trouble) {
 	if err := h.store.aside; err != nil {
 		t := Trouble{fmt.Errorf("what was persistent is not there: %w", err), "stop the daemon, mend the file, and give it its name back, if no volume was written meanwhile; or map and export anew"}
+		if errors.Is(err, errGone) {
+			t.Mend = "map and export anew"
+		}
 		if h.store.unread {
 			t = Trouble{fmt.Errorf("what is persistent is not there, nothing can be, and no volume can be mapped or asked about: %w", err), "see to the file system of volumes.state_dir, and start the daemon again"}
 		}

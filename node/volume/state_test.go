@@ -18,7 +18,7 @@ import (
 
 func TestStateSurvives(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
-	s, st, err := openStore(thisMachine(nil), nil, dir)
+	s, st, err := openStore(thisMachine(nil), nil, dir, "")
 	if err != nil || st.NextID != 1 || s.crashed(&st) {
 		t.Fatalf("a fresh directory: %+v, %v", st, err)
 	}
@@ -34,17 +34,17 @@ func TestStateSurvives(t *testing.T) {
 	if err := s.write(func() state { return want }); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := openStore(thisMachine(nil), nil, dir); !errors.Is(err, syscall.EBUSY) {
+	if _, _, err := openStore(thisMachine(nil), nil, dir, ""); !errors.Is(err, syscall.EBUSY) {
 		t.Fatalf("the directory was opened twice: %v", err)
 	}
 	s.close()
 
-	s, st, err = openStore(thisMachine(nil), nil, dir)
+	s, st, err = openStore(thisMachine(nil), nil, dir, "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.close()
-	want.Version, want.Boot = stateVersion, bootID()
+	want.Version, want.Boot, want.Writes = stateVersion, bootID(), 1
 	if !reflect.DeepEqual(st, want) {
 		t.Fatalf("read %+v, wrote %+v", st, want)
 	}
@@ -107,7 +107,7 @@ func TestStateThatCannotBeUsed(t *testing.T) {
 			if i > 0 {
 				os.WriteFile(filepath.Join(dir, stateFile), []byte(c.content), 0o600)
 			}
-			s, st, err := openStore(thisMachine(nil), nil, dir)
+			s, st, err := openStore(thisMachine(nil), nil, dir, "")
 			if err != nil || len(st.Mappings) != 0 {
 				t.Fatalf("%s: %+v, %v; want a fresh one", name, st, err)
 			}
@@ -132,14 +132,14 @@ func TestStateThatCannotBeUsed(t *testing.T) {
 	}
 	file := filepath.Join(t.TempDir(), "f")
 	os.WriteFile(file, nil, 0o600)
-	if _, _, err := openStore(thisMachine(nil), nil, file); !errors.Is(err, syscall.ENOTDIR) {
+	if _, _, err := openStore(thisMachine(nil), nil, file, ""); !errors.Is(err, syscall.ENOTDIR) {
 		t.Errorf("a file as directory: %v", err)
 	}
 }
 
 func TestStateThatCannotBeWritten(t *testing.T) {
 	dir := t.TempDir()
-	s, _, err := openStore(thisMachine(nil), nil, dir)
+	s, _, err := openStore(thisMachine(nil), nil, dir, "")
 	if err != nil {
 		t.Fatal(err)
 	}

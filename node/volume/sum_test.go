@@ -15,7 +15,7 @@ import (
 func TestDamagedState(t *testing.T) {
 	dir := t.TempDir()
 	name := filepath.Join(dir, stateFile)
-	s, _, err := openStore(thisMachine(nil), nil, dir)
+	s, _, err := openStore(thisMachine(nil), nil, dir, "")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -166,7 +166,7 @@ func TestStateThatEndsTheStart(t *testing.T) {
 	for _, want := range []error{syscall.EBUSY, syscall.ENOTDIR, syscall.EACCES, syscall.EPERM, syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM} {
 		m := thisMachine(nil)
 		m.Disk = func(dir string) (Disk, error) { return nil, &os.PathError{Op: "open", Path: dir, Err: want} }
-		if _, _, err := openStore(m, nil, "/any"); !errors.Is(err, want) {
+		if _, _, err := openStore(m, nil, "/any", ""); !errors.Is(err, want) {
 			t.Errorf("%v: %v", want, err)
 		}
 	}
