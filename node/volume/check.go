@@ -2,12 +2,16 @@ package volume
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rnbd"
 )
@@ -155,10 +159,16 @@ func (k *checks) export(ctx context.Context, h *Host, x *ExportInfo) {
 	n, what := len(k.list), "export "+x.Name
 	if x.Origin != OriginRoot && x.Kind != KindMemory {
 		ctx, cancel := h.machine.Timeout(ctx, 5*time.Second)
-		err := h.lookNow(ctx, x)
+		is, err := h.lookNow(ctx, x)
 		cancel()
 		if err != nil {
 			k.add(SeverityError, what, "see to "+x.Path, "the store cannot be opened: %v", err)
+		}
+		// Flushed or not, what is written to a file that has no name any more ends with the last that has it open.
+		gone, known := errors.Is(err, fs.ErrNotExist), is != blk.FileID{}
+		if !x.ReadOnly && slices.ContainsFunc(x.files, func(id blk.FileID) bool { return gone || known && id != is }) {
+			k.add(SeverityError, what, "move that file back, if it has another name now; else save it, on a node that has the volume mapped, before it is unmapped or the daemon here ends: rdsd volume copy NODE:"+x.Name+" FILE",
+				"sessions have another file open than the one at %s, which was moved, removed or replaced: what they write is not there, and of one that was removed it is lost when they close it", x.Path)
 		}
 	}
 	if x.Stalled() {

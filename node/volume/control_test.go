@@ -312,7 +312,7 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 			return strings.Contains(f.Fix, "rdsd volume paths reconnect "+m.Session) && !strings.HasSuffix(f.Text, ": ")
 		})
 	})
-	if list, err := server.h.Check(ctx, "disk"); err != nil || len(list) != 2 {
+	if list, err := server.h.Check(ctx, "disk"); err != nil || len(list) != 3 {
 		t.Errorf("%+v, %v", list, err)
 	}
 }

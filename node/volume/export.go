@@ -53,7 +53,8 @@ type ExportInfo struct {
 	Oldest    time.Duration // the oldest request to the store has not completed for so long; 0: there is none
 	FailedAgo time.Duration // a request failed last; 0: none did
 
-	key storeKey // what its stores are counted for
+	key   storeKey     // what its stores are counted for
+	files []blk.FileID // that sessions have open; more than one where its path has come to lead to another
 }
 
 // Stalled reports whether a request to the store takes too long.

@@ -433,6 +433,9 @@ func (i *ExportInfo) has(o openVolume) {
 	if o.Device != nil {
 		i.State, i.Error, i.Info = "open", "", *o.Device.Info()
 		i.Size = i.Info.Size
+		if f, ok := blk.As[*blk.File](o.Device); ok && !slices.Contains(i.files, f.ID()) {
+			i.files = append(i.files, f.ID())
+		}
 	}
 }
 

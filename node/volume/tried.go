@@ -4,7 +4,10 @@ import (
 	"context"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/internal/eintr"
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rnbd"
@@ -84,20 +87,26 @@ func (h *Host) lookAgain(x *export) {
 }
 
 // lookNow tries to open the store of an export for somebody who asks whether it can be, and notes how that
-// has ended as of any other attempt: what status says is not to contradict the answer. It makes no file.
-func (h *Host) lookNow(ctx context.Context, i *ExportInfo) error {
+// has ended as of any other attempt: what status says is not to contradict the answer. It makes no file. is tells
+// what is at its path; the zero value: nothing, or that is not known.
+func (h *Host) lookNow(ctx context.Context, i *ExportInfo) (is blk.FileID, err error) {
 	h.mu.Lock()
 	x := h.exports[i.Name]
 	h.mu.Unlock()
 	s := i.ExportSpec
 	s.Create = false
 	var info blk.Info
-	err := h.do(ctx, s.Path, func() (err error) {
+	var at blk.FileID
+	err = h.do(ctx, s.Path, func() (err error) {
 		_, info, err = h.openExport(&s)
+		at = fileAt(s.Path)
 		return err
 	})
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if err == nil {
+		is = at // with an error it may be about to be set
+	}
 	switch {
 	case x == nil || h.exports[i.Name] != x || x.spec.Path != i.Path: // it was not taken up, or is another now
 	case err == nil:
@@ -105,5 +114,17 @@ func (h *Host) lookNow(ctx context.Context, i *ExportInfo) error {
 	case rdserr.Errno(err) != rdserr.ErrTimeout.Errno: // that may be for want of a turn
 		h.storeLost(x, err)
 	}
-	return err
+	return is, err
+}
+
+// fileAt is the file or block device at path, as blk.File.ID.
+func fileAt(path string) blk.FileID {
+	var st unix.Stat_t
+	if err := eintr.Again(func() error { return unix.Stat(path, &st) }); err != nil {
+		return blk.FileID{}
+	}
+	if st.Mode&unix.S_IFMT == unix.S_IFBLK {
+		return blk.FileID{Dev: st.Rdev, Block: true}
+	}
+	return blk.FileID{Dev: st.Dev, Ino: st.Ino}
 }

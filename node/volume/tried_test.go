@@ -181,3 +181,52 @@ func TestCheckLooksAtAStore(t *testing.T) {
 	}
 	check(SeverityOK, "closed", "8388608 bytes")
 }
+
+// TestCheckFindsAReplacedStore: a file that was replaced under those who have it open, as by rsync, is an error: what they write is in no
+// file that will be there.
+func TestCheckFindsAReplacedStore(t *testing.T) {
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	server.start()
+	defer server.stop()
+	client.start()
+	defer client.stop()
+	disk := file(t, "disk", 8<<20)
+	mustExport(t, server.h, disk)
+	mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk"})
+	check := func(what string, errors ...string) {
+		t.Helper()
+		list, err := server.h.Check(testCtx(t), "disk")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, f := range list {
+			if f.Severity == SeverityError {
+				got = append(got, f.Text)
+			}
+		}
+		if len(got) != len(errors) {
+			t.Errorf("%s: %q", what, got)
+			return
+		}
+		for i, e := range errors {
+			if !strings.Contains(got[i], e) {
+				t.Errorf("%s: %q, want %q", what, got[i], e)
+			}
+		}
+	}
+	check("in use")
+	if err := os.Rename(disk.Path, disk.Path+".away"); err != nil {
+		t.Fatal(err)
+	}
+	check("moved", "no such file", "another file open")
+	if err := os.WriteFile(disk.Path, make([]byte, 8<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	check("replaced", "another file open")
+	if err := os.Rename(disk.Path+".away", disk.Path); err != nil {
+		t.Fatal(err)
+	}
+	check("put back")
+}
