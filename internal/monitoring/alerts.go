@@ -203,7 +203,8 @@ func volumeAlerts() []Alert {
 			"the store of export {{ $labels.export }} on {{ $labels.instance }} cannot be opened",
 			"Nobody can use the export {{ $labels.export }} of {{ $labels.instance }}: its file or device could not be opened.",
 			`
-` + "`rdsd volume ls`" + ` shows its state, the log the error: the file is not there, not readable for the user of the daemon, or used by another.
+` + "`rdsd volume ls`" + ` shows its state, the log the error: the file is not there, not readable for the user of the daemon, or used by another; or it could not be taken up at the start, as where
+` + "`volumes.max_exports`" + ` is lower than it was.
 It is tried again when a session asks for it, and every 30 s until it can be opened. A store that no session asks for is not looked at;
 ` + "`rdsd volume check`" + ` does that.`,
 		},

@@ -135,6 +135,9 @@ var examCases = []examCase{
 	{"a lost sync", func(x *Exam) {
 		x.Mapping(with(goodMapping(), func(m *Mapping) { m.Failed, m.FailedAgo, m.SyncLost = 1, Recent+1, true }))
 	}, []string{"warning volume-errors mapping v1"}, "no flush succeeds", "unmap v1 and map it anew"},
+	{"an export without a place", func(x *Exam) {
+		x.Export(&Export{Name: "disk", Path: "/d", Failed: true, Error: "there are 1 exports", Why: "it was not taken up", Mend: "raise volumes.max_exports"})
+	}, []string{"error export-failed export disk"}, "it was not taken up", "raise volumes.max_exports"},
 	{"failed requests of an export", func(x *Exam) { x.Export(&Export{Name: "disk", Errors: 2, Done: 2}) }, []string{"warning volume-errors export disk"}, "2 of 2 requests failed since its store was opened", "volume events"},
 	{"a path", func(x *Exam) {
 		x.VolumePath(&VolumePath{Session: "s", Src: "a", Dst: "b", State: "reconnecting", For: Grace, LastError: "refused", Mend: "see to port 16388"})

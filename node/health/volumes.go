@@ -112,7 +112,8 @@ func (x *Exam) Session(s *Session) {
 // Export is a volume of this node.
 type Export struct {
 	Name, Path   string
-	Failed       bool   // its store could not be opened
+	Failed       bool   // its store could not be opened, or
+	Why, Mend    string // why it is not there for another reason, and what mends that
 	Error        string // why; else of the store, the last
 	For          time.Duration
 	Errors, Done uint64        // requests since its store was opened
@@ -125,8 +126,12 @@ type Export struct {
 func (x *Exam) Export(e *Export) {
 	subject := "export " + e.Name
 	if e.Failed {
-		x.add(Problem{Code: ExportFailed, Severity: Error, Subject: subject, Since: e.For, Text: "the store cannot be opened: " + e.Error,
-			Remedy: fmt.Sprintf("see to %s (is it there, and may the daemon open it?), then rdsd volume check %s", e.Path, e.Name)})
+		p := Problem{Code: ExportFailed, Severity: Error, Subject: subject, Since: e.For, Text: e.Why, Remedy: e.Mend}
+		if e.Why == "" {
+			p.Text = "the store cannot be opened: " + e.Error
+			p.Remedy = fmt.Sprintf("see to %s (is it there, and may the daemon open it?), then rdsd volume check %s", e.Path, e.Name)
+		}
+		x.add(p)
 	}
 	x.stalled(subject, e.Stalled, e.Limit, fmt.Sprintf("a request to the store has not completed for %s", lasted(e.Stalled)),
 		fmt.Sprintf("see to what is behind %s (a disk, a network), and the kernel's log: dmesg", cmp.Or(e.Path, "the store")))

@@ -171,6 +171,9 @@ func examineVolumes(x *health.Exam, h *volume.Host, now time.Time) {
 	}
 	for _, e := range h.Exports() {
 		f := health.Export{Name: e.Name, Path: e.Path, Failed: e.State == "failed", Error: e.Error, For: now.Sub(e.Since)}
+		if e.Left {
+			f.Why, f.Mend = e.NotTaken()
+		}
 		f.Errors, f.Done = requests(e.Ops)
 		f.FailedAgo = e.FailedAgo
 		if f.Limit = volume.StallLong; e.Stalled() {

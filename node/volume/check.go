@@ -157,6 +157,11 @@ func (m *MappingInfo) notOpen() (text, fix string) {
 
 func (k *checks) export(ctx context.Context, h *Host, x *ExportInfo) {
 	n, what := len(k.list), "export "+x.Name
+	if x.Left {
+		text, fix := x.NotTaken()
+		k.add(SeverityError, what, fix, "%s", text)
+		return
+	}
 	if x.Origin != OriginRoot && x.Kind != KindMemory {
 		ctx, cancel := h.machine.Timeout(ctx, 5*time.Second)
 		is, err := h.lookNow(ctx, x)
@@ -238,14 +243,6 @@ func (k *checks) host(h *Host) {
 	}
 	if h.cfg.StateDir == "" {
 		k.add(SeverityWarning, "state", "set volumes.state_dir", "nothing persists, and mappings do not survive the daemon")
-	}
-	h.mu.Lock()
-	left := h.left()
-	h.mu.Unlock()
-	for _, l := range left {
-		if l.export != nil {
-			k.add(SeverityError, "export "+l.export.Name, "see to that and start the daemon again, or unexport it", "it could not be exported again at the start: %v", l.err)
-		}
 	}
 	if s := h.srv; s.wanted != (geometry{}) {
 		var names []string

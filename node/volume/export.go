@@ -2,9 +2,11 @@ package volume
 
 import (
 	"net/netip"
+	"syscall"
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/rdserr"
 )
 
 // Kinds of store.
@@ -52,13 +54,24 @@ type ExportInfo struct {
 	Since     time.Time     // it has this state
 	Oldest    time.Duration // the oldest request to the store has not completed for so long; 0: there is none
 	FailedAgo time.Duration // a request failed last; 0: none did
+	Left      bool          // it could not be taken up at the start, and is not tried again before the next
 
-	key   storeKey     // what its stores are counted for
-	files []blk.FileID // that sessions have open; more than one where its path has come to lead to another
+	errno syscall.Errno // of Error, if it is Left
+	key   storeKey      // what its stores are counted for
+	files []blk.FileID  // that sessions have open; more than one where its path has come to lead to another
 }
 
 // Stalled reports whether a request to the store takes too long.
 func (i *ExportInfo) Stalled() bool { return i.Oldest >= StallGrace }
+
+// NotTaken is why an export that is Left is not there, and what mends that: its store may be in order.
+func (i *ExportInfo) NotTaken() (text, fix string) {
+	fix = "mend that on this node"
+	if i.errno == rdserr.ErrTooMany.Errno {
+		fix = "raise volumes.max_exports"
+	}
+	return "it was not taken up at the start: " + i.Error, fix + " and systemctl restart rdsd; or rdsd volume unexport " + i.Name
+}
 
 // ExportUser is a session that has an export open.
 type ExportUser struct {

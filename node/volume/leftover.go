@@ -71,7 +71,7 @@ func (h *Host) dropLeft(is func(l *leftover) bool) bool {
 }
 
 func (l *leftover) exportInfo() ExportInfo {
-	return ExportInfo{ExportSpec: l.export.spec(), Origin: OriginCall, State: "failed", Since: l.at, Error: l.err.Error()}
+	return ExportInfo{ExportSpec: l.export.spec(), Origin: OriginCall, State: "failed", Since: l.at, Error: l.err.Error(), Left: true, errno: rdserr.Errno(l.err)}
 }
 
 func (l *leftover) mappingInfo() MappingInfo {

@@ -7,6 +7,7 @@ import (
 	"net"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 )
@@ -288,5 +289,46 @@ func TestLeftAndThereOfOneName(t *testing.T) {
 	}
 	if l := client.h.Mappings(); len(l) != 0 {
 		t.Errorf("there are %+v", l)
+	}
+}
+
+// TestLeftExportIsNotItsStore: an export for which there was no place at the start is not told to see to its file, which is in order, whoever asks.
+func TestLeftExportIsNotItsStore(t *testing.T) {
+	server := newServerNode(t, freePort(t))
+	server.start()
+	for _, name := range []string{"first", "second"} {
+		s := file(t, name, 8<<20)
+		s.Persist = true
+		mustExport(t, server.h, s)
+	}
+	server.stop()
+	server.cfg.MaxExports = 1
+	server.start()
+	defer server.stop()
+	left, taken := "first", "second" // whichever came first has the place
+	if i, err := server.h.exportInfo(left); err != nil || !i.Left {
+		left, taken = taken, left
+	}
+	for _, what := range []string{"", left} {
+		var said []Finding
+		list, err := server.h.Check(testCtx(t), what)
+		for _, f := range list {
+			if f.What == "export "+left {
+				said = append(said, f)
+			}
+		}
+		if err != nil || len(said) != 1 || said[0].Severity != SeverityError || !strings.Contains(said[0].Text, "not taken up at the start: there are 1 exports") ||
+			said[0].Fix != "raise volumes.max_exports and systemctl restart rdsd; or rdsd volume unexport "+left {
+			t.Errorf("check %q: %+v, %v", what, said, err)
+		}
+	}
+	if i, err := server.h.exportInfo(left); err != nil || !i.Left || i.State != "failed" {
+		t.Errorf("%+v, %v", i, err)
+	}
+	if i, err := server.h.exportInfo(taken); err != nil || i.Left {
+		t.Errorf("%+v, %v", i, err)
+	}
+	if err := server.h.Unexport(testCtx(t), left, false); err != nil {
+		t.Error(err)
 	}
 }
