@@ -152,7 +152,7 @@ func (m *MappingInfo) notOpen() (text, fix string) {
 	case rdserr.ErrPerm.Errno:
 		return fmt.Sprintf("%s does not let this node have the volume %s", m.Node, m.Name), show + " has its --allow and --allow-session; mend them, or the rules there" + then
 	}
-	return fmt.Sprintf("%s has not opened the volume %s", m.Node, m.Name), fmt.Sprintf("on %s: rdsd volume check %s, and rdsd errors%s", m.Node, m.Name, then)
+	return fmt.Sprintf("%s has not opened the volume %s", m.Node, m.Name), fmt.Sprintf("on %s: rdsd check, rdsd volume check %s, and rdsd errors%s", m.Node, m.Name, then)
 }
 
 func (k *checks) export(ctx context.Context, h *Host, x *ExportInfo) {

@@ -176,6 +176,8 @@ func (f *fakeVolumes) Map(_ context.Context, req *rdsdv1.VolumeMapRequest) (*rds
 		return nil, rdserr.With(rdserr.ErrOwned, "session app2-store writes %s", volume)
 	case req.GetName() == "busy":
 		return nil, rdserr.With(rdserr.ErrBusy, "%s is being closed", volume)
+	case req.GetName() == "broken":
+		return nil, rdserr.With(rdserr.ErrIO, "the store behind the volume failed")
 	case req.GetName() == "secret":
 		return nil, rdserr.With(rdserr.ErrPerm, "store does not let this node open %q", req.GetName())
 	case strings.HasPrefix(req.GetName(), "nope"):

@@ -200,13 +200,15 @@ func withHint(err error, node, name string) error {
 	hint := ""
 	switch {
 	case errors.Is(err, rdserr.ErrNotFound):
-		hint = fmt.Sprintf("rdsd volume ls on %s shows what it exports", node)
+		hint = fmt.Sprintf("rdsd volume ls on %s shows what it exports, rdsd volume check %s there whether that has lost its file", node, name)
 	case errors.Is(err, rdserr.ErrOwned) && strings.Contains(err.Error(), "session of this name"): // of rtrs, whatever the volume
 		hint = "two nodes have the same name: volumes.name gives one of them another, and --session of rdsd volume map names a session of its own"
 	case errors.Is(err, rdserr.ErrOwned):
 		hint = fmt.Sprintf("rdsd volume show %s on %s says who; --access ro reads beside it", name, node)
 	case errors.Is(err, rdserr.ErrExists):
 		hint = "rdsd volume ls shows it; --or-existing takes it as it is, --session maps it once more"
+	case errors.Is(err, rdserr.ErrIO) && !strings.Contains(err.Error(), "state_dir"): // else it is this node's
+		hint = fmt.Sprintf("rdsd check on %s says why: its store has failed, or its volumes.state_dir cannot be written to, without which nobody new may write", node)
 	case errors.Is(err, rdserr.ErrRefused), errors.Is(err, rdserr.ErrHostDown):
 		hint = fmt.Sprintf("is a daemon running on %s, and does it export a volume?", node)
 	default:
