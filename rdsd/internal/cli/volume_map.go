@@ -204,7 +204,7 @@ func withHint(err error, node, name string) error {
 	case errors.Is(err, rdserr.ErrOwned) && strings.Contains(err.Error(), "session of this name"): // of rtrs, whatever the volume
 		hint = "two nodes have the same name: volumes.name gives one of them another, and --session of rdsd volume map names a session of its own"
 	case errors.Is(err, rdserr.ErrOwned):
-		hint = fmt.Sprintf("rdsd volume show %s on %s says who; --access ro reads beside it", name, node)
+		hint = fmt.Sprintf("rdsd volume show %s on %s says who, or rdsd volume ls, if the same file is exported there by another name too; --access ro reads beside it", name, node)
 	case errors.Is(err, rdserr.ErrExists):
 		hint = "rdsd volume ls shows it; --or-existing takes it as it is, --session maps it once more"
 	case errors.Is(err, rdserr.ErrIO) && !strings.Contains(err.Error(), "state_dir"): // else it is this node's
