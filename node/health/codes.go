@@ -64,7 +64,7 @@ type Description struct {
 var descriptions = [numCodes]Description{
 	Panicked:          {"panicked", "error", "a bug: a panic was contained, and who it was for was ended", "`rdsd bugreport`, and report it"},
 	NotServing:        {"not-serving", "warning", "the daemon starts, drains or has stopped", "wait; `systemctl start rdsd` afterwards"},
-	StateLost:         {"state-lost", "error", "what is persistent of volumes could not be read or cannot be written", "see to `volumes.state_dir`"},
+	StateLost:         {"state-lost", "error", "what is persistent of volumes could not be read, is gone or older than what was written last, or cannot be written", "what is said of it: see to `volumes.state_dir`"},
 	PeerDown:          {"peer-down", "warning; error while datagrams wait for it", "no lane to a peer could be made for a second or longer; of one that never answered, as long as something is to be sent there", "what the last error says: start rdsd there, open the port, allow this node there"},
 	PeerNotAllowed:    {"peer-not-allowed", "error", "a peer that has a link or for which datagrams wait is not allowed by the configuration", "a `[[peers]]` rule; or `rdsd cancel`, to give up what waits"},
 	PeerRefused:       {"peer-refused", "warning", "a connection of a node was refused in the last ten minutes", "a `[[peers]]` rule, if the node is to be a peer"},

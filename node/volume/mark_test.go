@@ -127,3 +127,43 @@ func cp(t *testing.T, from, to string) {
 	ok(t, err)
 	ok(t, os.WriteFile(to, b, 0o600))
 }
+
+// TestMendedStateIsGivenBack: the remedy of a state that could not be used leads out of it, though others were written since.
+func TestMendedStateIsGivenBack(t *testing.T) {
+	dir, marks := filepath.Join(t.TempDir(), "state"), t.TempDir()
+	name, m := filepath.Join(dir, stateFile), thisMachine(nil)
+	m.Boot = "this"
+	opened := func() (*store, state) {
+		t.Helper()
+		s, st, err := openStore(m, nil, dir, marks)
+		ok(t, err)
+		return s, st
+	}
+	s, _ := opened()
+	ok(t, s.write(func() state { return state{NextID: 1, Exports: []exportState{{Name: "disk", Path: "/x"}}} }))
+	s.close()
+	b, err := os.ReadFile(name)
+	ok(t, err)
+	ok(t, os.WriteFile(name, b[:len(b)-2], 0o600))
+	s, _ = opened()
+	if s.aside == nil {
+		t.Fatal("it was believed")
+	}
+	for range 3 {
+		ok(t, s.write(func() state { return state{NextID: 1} }))
+	}
+	h := Host{store: s}
+	l := h.StateTroubles()
+	if len(l) != 1 || !strings.Contains(l[0].Mend, `take its line "sum" away`) {
+		t.Errorf("%+v", l)
+	}
+	s.close()
+	_, rest, _ := summed(b)
+	ok(t, os.WriteFile(name+".unusable", append([]byte(stateOpens), rest...), 0o600))
+	ok(t, os.Rename(name+".unusable", name))
+	s, st := opened()
+	defer s.close()
+	if s.aside != nil || len(st.Exports) != 1 {
+		t.Errorf("%v, %+v", s.aside, st)
+	}
+}

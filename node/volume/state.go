@@ -451,7 +451,7 @@ type Trouble struct {
 // StateTroubles says why what was persistent is not there, and why what is so now is not being kept.
 func (h *Host) StateTroubles() (list []Trouble) {
 	if err := h.store.aside; err != nil {
-		t := Trouble{fmt.Errorf("what was persistent is not there: %w", err), "stop the daemon, mend the file, and give it its name back, if no volume was written meanwhile; or map and export anew"}
+		t := Trouble{fmt.Errorf("what was persistent is not there: %w", err), "stop the daemon, mend the file, take its line \"sum\" away, and give it its name back, if no volume was written meanwhile; or map and export anew"}
 		if errors.Is(err, errGone) {
 			t.Mend = "map and export anew"
 		}
