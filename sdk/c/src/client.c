@@ -104,9 +104,9 @@ static int find_path(rdsd_client *c, const char *target)
 	n = strlen(path) + sizeof SUFFIX - 1;
 	if (!*path)
 		return rdsdi_fail(-EINVAL, "target \"%.100s\": a path is missing", target);
-	if (n + 1 > sizeof c->path)
+	if (n + 1 > SUN_PATH)
 		return rdsdi_fail(-ENAMETOOLONG, "target \"%.100s...\": a path has at most %zu bytes", target,
-				  sizeof c->path - sizeof SUFFIX);
+				  SUN_PATH - sizeof SUFFIX);
 	if (abstract)
 		snprintf(c->path + 1, sizeof c->path - 1, "%s" SUFFIX, path);
 	else

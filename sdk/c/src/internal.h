@@ -373,9 +373,11 @@ struct rdsdi_requests {
 	bool over;
 };
 
+#define SUN_PATH 108 /* bytes of sun_path */
+
 struct rdsd_client {
-	char path[108];  /* as in sun_path */
-	size_t path_len; /* abstract ones begin with a 0 byte */
+	char path[SUN_PATH + 1]; /* as in sun_path, and a 0 behind the longest abstract one */
+	size_t path_len;         /* abstract ones begin with a 0 byte */
 	rdsd_socket *sockets;
 };
 

@@ -222,8 +222,17 @@ static void targets(void)
 		 "01234567890123456789012345678901",
 		 NULL, -ENAMETOOLONG},
 	};
+	char longest[104] = "@";
 	rdsd_client *c;
 
+	/* The address has 108 bytes: the 0 in front, the name and .rings. */
+	memset(longest + 1, 'x', 101);
+	CHECK_IS(rdsd_client_open(longest, &c), 0);
+	CHECK_IS(c->path_len, 108);
+	CHECK(!memcmp(c->path + 1, longest + 1, 101) && !memcmp(c->path + 102, ".rings", 6));
+	rdsd_client_close(c);
+	longest[102] = 'x';
+	CHECK_IS(rdsd_client_open(longest, &c), -ENAMETOOLONG);
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
 		CHECK_IS(rdsd_client_open(cases[i].target, &c), cases[i].err);
 		if (cases[i].err)
