@@ -70,6 +70,8 @@ header() {
 	exported=$(nm -D --defined-only build/librdsd.so.1 | awk '$2 == "T" { sub(/@.*/, "", $3); print $3 }' | sort)
 	declared=$(sed -n 's/^RDSD_API .*\b\(rdsd_[a-z_]*\)(.*/\1/p' include/rdsd.h | sort)
 	if [ "$exported" = "$declared" ]; then echo "ok exported symbols are those of the header"; else failed "exported symbols: $exported"; fi
+	ends=$(nm -A -u build/librdsd.a | awk '$NF ~ /^(__)?(read|write|recv|recvfrom|send|sendto|recvmsg|sendmsg|poll|ppoll|select|epoll_wait|connect|accept4?|open(64)?|close|nanosleep|pthread_join)(_chk)?$/ && $1 !~ /:sys\.o:/')
+	if [ -z "$ends" ]; then echo "ok no call ends a cancelled thread but by sys.c"; else failed "src/sys.c has forms of these that end no thread: $ends"; fi
 	for f in $declared; do
 		grep -q "^\.Fn $f\b" man/rdsd.3 || failed "manual page: $f is missing"
 	done

@@ -32,6 +32,8 @@
  *
  * Threads. Every call but rdsd_close and rdsd_client_close may be made by any
  * number of threads on one socket at the same time. The library starts none.
+ * A thread that is cancelled (pthread_cancel) in a call ends behind it: no call
+ * is a cancellation point, and rdsd_shutdown ends those that wait.
  *
  * fork. A socket belongs to the process that bound it. In a child its memory
  * is not mapped and its descriptors are closed; every call returns -EBADF and

@@ -51,7 +51,7 @@ static void after_fork(void)
 static void close_in_child(int *fd)
 {
 	if (*fd >= 0)
-		close(*fd);
+		rdsdi_close(*fd);
 	*fd = -1;
 }
 

@@ -16,7 +16,7 @@ int rdsdi_control_send(struct rdsdi_link *l, const uint8_t *message, size_t n)
 	struct iovec iov[2] = {{head, sizeof head}, {(void *)(uintptr_t)message, n}};
 	struct msghdr m = {.msg_iov = iov, .msg_iovlen = 2};
 
-	while (sendmsg(l->control, &m, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
+	while (rdsdi_sendmsg(l->control, &m, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
 		if (errno != EINTR)
 			return errno == EAGAIN ? -EAGAIN : -ESHUTDOWN;
 	return 0;
@@ -33,7 +33,7 @@ void rdsdi_control_reset(struct rdsdi_ctl *c)
 void rdsdi_control_close_fds(struct rdsdi_ctl *c)
 {
 	while (c->fds_n)
-		close(c->fds[--c->fds_n]);
+		rdsdi_close(c->fds[--c->fds_n]);
 	c->fds_lost = false;
 }
 
@@ -52,7 +52,7 @@ static void take_fds(struct rdsdi_ctl *c, struct msghdr *m)
 			if (c->fds_n < 4)
 				c->fds[c->fds_n++] = fd;
 			else
-				close(fd);
+				rdsdi_close(fd);
 		}
 	}
 }
@@ -70,7 +70,7 @@ static ssize_t packet(rdsd_socket *s, bool *more)
 	ssize_t n;
 
 	do
-		n = recvmsg(c->link->control, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+		n = rdsdi_recvmsg(c->link->control, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	while (n < 0 && (errno == EINTR || errno == ECONNRESET)); /* the latter once, before the packets that are there */
 	if (n < 0)
 		return errno == EAGAIN ? 0 : -ESHUTDOWN;

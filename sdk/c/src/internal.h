@@ -408,6 +408,22 @@ struct rdsd_socket {
 	struct rdsdi_requests requests;
 };
 
+/* System calls that end no thread (sys.c) */
+
+struct msghdr;
+struct pollfd;
+struct timespec;
+
+ssize_t rdsdi_read(int fd, void *to, size_t n);
+ssize_t rdsdi_write(int fd, const void *from, size_t n);
+ssize_t rdsdi_recv(int fd, void *to, size_t n, int flags);
+ssize_t rdsdi_send(int fd, const void *from, size_t n, int flags);
+ssize_t rdsdi_recvmsg(int fd, struct msghdr *m, int flags);
+ssize_t rdsdi_sendmsg(int fd, const struct msghdr *m, int flags);
+int rdsdi_ppoll(struct pollfd *fds, unsigned n, const struct timespec *t);
+int rdsdi_connect(int fd, const struct sockaddr *to, socklen_t n);
+int rdsdi_close(int fd);
+
 /* Texts (text.c) */
 
 /* Sets the text of this thread and returns err. */

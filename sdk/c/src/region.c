@@ -215,7 +215,7 @@ static void close_doorbells(struct rdsdi_region *r)
 {
 	for (int i = 0; i < 2; i++) {
 		if (r->doorbells[i] >= 0)
-			close(r->doorbells[i]);
+			rdsdi_close(r->doorbells[i]);
 		r->doorbells[i] = -1;
 	}
 }
@@ -262,9 +262,9 @@ void rdsdi_ring(const struct rdsdi_region *reg, int bell, uint32_t news)
 
 	if (bell < 0 || !(atomic_load(sleeps) & news) || !atomic_exchange(sleeps, 0))
 		return;
-	n = send(bell, &one, 1, MSG_DONTWAIT | MSG_NOSIGNAL); /* EAGAIN: it has rung often enough */
+	n = rdsdi_send(bell, &one, 1, MSG_DONTWAIT | MSG_NOSIGNAL); /* EAGAIN: it has rung often enough */
 	if (n < 0 && errno == ENOTSOCK) /* an older daemon's eventfd */
-		n = write(bell, &one, sizeof one);
+		n = rdsdi_write(bell, &one, sizeof one);
 	(void)n;
 }
 

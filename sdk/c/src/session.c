@@ -44,7 +44,7 @@ void rdsdi_link_put(struct rdsdi_link *l)
 	if (atomic_fetch_sub(&l->refs, 1) != 1)
 		return;
 	if (l->control >= 0)
-		close(l->control);
+		rdsdi_close(l->control);
 	if (l->offered)
 		rdsdi_region_unref(l->offered);
 	if (l->reg)
@@ -230,7 +230,7 @@ static void attempt(rdsd_socket *s)
 		return;
 	}
 	memcpy(un.sun_path, s->client->path, s->client->path_len);
-	if (connect(l->control, (struct sockaddr *)&un,
+	if (rdsdi_connect(l->control, (struct sockaddr *)&un,
 		    (socklen_t)(offsetof(struct sockaddr_un, sun_path) + s->client->path_len))) {
 		err = errno;
 		set_why(s, "no daemon answers at %s: %s", path_text(s->client, path, sizeof path), why_nobody(err));
@@ -295,8 +295,8 @@ static int bound(rdsd_socket *s)
 	l->bell_daemon = l->reg->doorbells[0] = c->fds[2];
 	l->bell_client = l->reg->doorbells[1] = c->fds[3];
 	pthread_mutex_unlock(&s->sleep.mu);
-	close(c->fds[0]);
-	close(c->fds[1]);
+	rdsdi_close(c->fds[0]);
+	rdsdi_close(c->fds[1]);
 	c->fds_n = 0;
 	nonblocking(l->bell_daemon);
 	nonblocking(l->bell_client);
@@ -539,7 +539,7 @@ int rdsdi_session_first(rdsd_socket *s, int64_t timeout)
 			until = 0;
 		t.tv_sec = until / 1000000000;
 		t.tv_nsec = until % 1000000000;
-		if (rdsdi_ends(s, ppoll(fds, 2, &t, NULL) < 0 ? errno : 0))
+		if (rdsdi_ends(s, rdsdi_ppoll(fds, 2, &t) < 0 ? errno : 0))
 			return rdsdi_errno(-EINTR);
 	}
 }
@@ -555,9 +555,9 @@ static void await_end(const struct rdsdi_link *l)
 		struct timespec t = {.tv_sec = left / 1000000000, .tv_nsec = left % 1000000000};
 		ssize_t n;
 
-		if (ppoll(&fd, 1, &t, NULL) < 0 && errno != EINTR)
+		if (rdsdi_ppoll(&fd, 1, &t) < 0 && errno != EINTR)
 			return;
-		n = recv(l->control, packet, sizeof packet, MSG_DONTWAIT); /* descriptors in it are not taken */
+		n = rdsdi_recv(l->control, packet, sizeof packet, MSG_DONTWAIT); /* descriptors in it are not taken */
 		if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
 			return;
 	}

@@ -71,7 +71,7 @@ static struct timespec *relative(struct timespec *t, int64_t until)
 static void add_one(int fd)
 {
 	static const uint64_t one = 1;
-	ssize_t n = write(fd, &one, sizeof one);
+	ssize_t n = rdsdi_write(fd, &one, sizeof one);
 
 	(void)n;
 }
@@ -80,7 +80,7 @@ static bool drain_fd(int fd)
 {
 	uint64_t n;
 
-	return fd >= 0 && read(fd, &n, sizeof n) == sizeof n;
+	return fd >= 0 && rdsdi_read(fd, &n, sizeof n) == sizeof n;
 }
 
 /*
@@ -97,7 +97,7 @@ static bool drain_bell(int fd)
 	if (fd < 0)
 		return false;
 	do {
-		n = recv(fd, rings, sizeof rings, MSG_DONTWAIT);
+		n = rdsdi_recv(fd, rings, sizeof rings, MSG_DONTWAIT);
 		any = any || n > 0;
 	} while (n == sizeof rings || (n < 0 && errno == EINTR));
 	return any;
@@ -263,7 +263,7 @@ static int lead(struct rdsdi_op *op, uint32_t turn, int64_t until, int64_t *resu
 	set_leading(w, l, true, declared.bits);
 	*result = op->step(op);
 	if (*result == BLOCKED && !missing(op, &declared) && atomic_load(&w->turn) == turn &&
-	    ppoll(fds, 3, relative(&t, until), NULL) < 0)
+	    rdsdi_ppoll(fds, 3, relative(&t, until)) < 0)
 		err = errno;
 	set_leading(w, l, false, 0);
 	if (l)
@@ -423,11 +423,11 @@ int rdsdi_sleep_init(struct rdsdi_sleep *w)
 void rdsdi_sleep_destroy(struct rdsdi_sleep *w)
 {
 	if (w->kick >= 0)
-		close(w->kick);
+		rdsdi_close(w->kick);
 	if (w->poll_fd >= 0)
-		close(w->poll_fd);
+		rdsdi_close(w->poll_fd);
 	if (w->timer_fd >= 0)
-		close(w->timer_fd);
+		rdsdi_close(w->timer_fd);
 	pthread_mutex_destroy(&w->mu);
 }
 
@@ -468,9 +468,9 @@ int rdsd_fd(rdsd_socket *s)
 	if (poll_fd < 0 || timer_fd < 0 || epoll_ctl(poll_fd, EPOLL_CTL_ADD, timer_fd, &ev)) {
 		err = -errno;
 		if (poll_fd >= 0)
-			close(poll_fd);
+			rdsdi_close(poll_fd);
 		if (timer_fd >= 0)
-			close(timer_fd);
+			rdsdi_close(timer_fd);
 		pthread_mutex_unlock(&w->mu);
 		return rdsdi_fail(err, "a descriptor for poll: %s", strerror(-err));
 	}

@@ -2254,6 +2254,114 @@ static void interrupted(void)
 	end();
 }
 
+/* Cancellation (pthread_cancel) */
+
+static _Atomic bool is_cancelled;
+static _Atomic unsigned calls_made;
+
+/* A thread that is cancelled while it sleeps for all of the socket does not leave the others asleep for ever. */
+static void cancelled_in_a_wait(void)
+{
+	pthread_t leader, other;
+	rdsd_socket *a;
+	rdsd_outcome o;
+	void *result;
+
+	begin();
+	a = bound_with(1, (rdsd_bind_options){.flags = RDSD_OUTCOMES, .spin = -1});
+	send_text(a, 1, "first");
+	expect_text(a, 1, "first");
+	CHECK_IS(rdsd_outcomes(a, &o, 1, RDSD_SEC(10)), 1);
+	CHECK(!pthread_create(&leader, NULL, wait_outcome, a));
+	while (!atomic_load(&a->sleep.leader))
+		nap(1);
+	CHECK(!pthread_create(&other, NULL, wait_recv, a));
+	while (!atomic_load(&a->sleep.followers))
+		nap(1);
+	CHECK(!pthread_cancel(leader));
+	nap(20); /* which is where it would end */
+	send_text(a, 1, "second");
+	CHECK(!pthread_join(other, &result));
+	CHECK_IS((intptr_t)result, 6);
+	CHECK(!pthread_join(leader, &result));
+	CHECK_IS((intptr_t)result, 1);
+	end();
+}
+
+static void made(ssize_t result, ssize_t expected)
+{
+	if (result != expected)
+		fprintf(stderr, "call %u of a cancelled thread: %zd, %s\n", calls_made, result, rdsd_errmsg());
+	else
+		atomic_fetch_add(&calls_made, 1);
+}
+
+/* make_calls makes each call that may come to the kernel once, and its thread was cancelled before. */
+static void *make_calls(void *sock)
+{
+	rdsd_bind_options o = RDSD_BIND_OPTIONS_INIT;
+	rdsd_addr to = at(1), other = at(3);
+	rdsd_congestion event;
+	rdsd_outcome out[4];
+	rdsd_socket *s = sock, *b;
+	rdsd_dgram d = {.data = "x", .len = 1, .to = at(1)};
+	rdsd_slot slot;
+	rdsd_msg m;
+	size_t size;
+
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
+	while (!atomic_load(&is_cancelled))
+		sched_yield();
+	pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL);
+	made(rdsd_send(s, &to, "x", 1, NULL, RDSD_SEC(10)), 0);
+	made(rdsd_send_run(s, &to, "xy", 1, 2, NULL, RDSD_SEC(10)), 2);
+	made(rdsd_send_batch(s, &d, 1, NULL, RDSD_SEC(10)), 1);
+	made(rdsd_reserve(s, &to, 1, &slot, RDSD_SEC(10)), 0);
+	made(rdsd_commit(s, &slot, 1, NULL), 0);
+	made(rdsd_flush(s, RDSD_SEC(10)), 0);
+	made(rdsd_recv(s, NULL, 0, NULL, RDSD_SEC(10)), 1);
+	made(rdsd_recv_batch(s, &m, 1, RDSD_SEC(10)), 1);
+	rdsd_release(&m, 1);
+	made(rdsd_peek(s, &size), 1);
+	made(rdsd_outcomes(s, out, 1, RDSD_SEC(10)), 1);
+	made(rdsd_cancel_sent_to(s, &to, NULL, RDSD_SEC(10)), 0);
+	made(rdsd_congested(s, &other, RDSD_SEC(10)), 0);
+	made(rdsd_watch(s, 1, 0), 0);
+	made(rdsd_next_congestion(s, &event, RDSD_MS(1)), -ETIMEDOUT);
+	made(rdsd_request(s, &other, "x", 1, NULL, 0, RDSD_MS(1)), -ETIMEDOUT);
+	made(rdsd_fd(s) >= 0, true);
+	made(rdsd_arm(s, RDSD_CONGESTION), 0);
+	rdsd_disarm(s);
+	o.label = "another";
+	made(rdsd_bind(client, &other, &o, &b), 0);
+	rdsd_fd(b);
+	made(rdsd_shutdown(b), 0);
+	rdsd_close(b);
+	pthread_testcancel();
+	return NULL;
+}
+
+/* No call is where a cancelled thread ends: it would keep what others need. */
+static void cancelled_before(void)
+{
+	pthread_t t;
+	rdsd_socket *a;
+	void *result;
+
+	begin();
+	a = bound_with(1, (rdsd_bind_options){.flags = RDSD_OUTCOMES, .spin = -1});
+	atomic_store(&is_cancelled, false);
+	atomic_store(&calls_made, 0);
+	CHECK(!pthread_create(&t, NULL, make_calls, a));
+	CHECK(!pthread_cancel(t));
+	atomic_store(&is_cancelled, true);
+	CHECK(!pthread_join(t, &result));
+	CHECK(result == PTHREAD_CANCELED);
+	CHECK_IS(calls_made, 19);
+	send_text(a, 1, "after");
+	end();
+}
+
 static unsigned asked;
 
 static bool raises_at_last(int err) { return err || ++asked < 3; }
@@ -2735,6 +2843,8 @@ int main(int argc, char **argv)
 		{"closing_decides", closing_decides},
 		{"interrupted", interrupted},
 		{"interrupted before", interrupted_before},
+		{"cancelled in a wait", cancelled_in_a_wait},
+		{"cancelled before", cancelled_before},
 		{"forking", forking},
 		{"forking half bound", forking_half_bound},
 		{"small rings", small_rings},
