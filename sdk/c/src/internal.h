@@ -102,7 +102,8 @@ struct rdsdi_region {
 	uint64_t bytes;
 	_Atomic uint32_t refs;
 	unsigned process; /* rdsdi_process when it was mapped */
-	int doorbells[2]; /* the daemon's and the client's, which links borrow: closed when nothing is mapped any more */
+	int doorbells[2]; /* the daemon's and the client's, which links borrow: see rdsdi_regions_quiet */
+	_Atomic bool left; /* no link borrows them any more */
 	struct rdsdi_region *all_next, *all_prev; /* of the process; guarded by the lock of that list */
 
 	/* The header, read once and checked. */
@@ -140,6 +141,11 @@ int rdsdi_region_map(int ours, int daemons, uint64_t bytes, struct rdsdi_region 
 /* Reads and checks the header, which is written when the socket is bound. Errors as above. */
 int rdsdi_region_begin(struct rdsdi_region *reg);
 void rdsdi_region_unref(struct rdsdi_region *reg);
+/*
+ * Closes the doorbells of regions that are still mapped for what is unread, lent or reserved, once their daemon has
+ * ended: of each life it would be two. One that lives concludes from a closed one that nobody reads the region.
+ */
+void rdsdi_regions_quiet(void);
 /* Around a fork: no region comes or goes. leave: in the child, lets go of the doorbells of its parent. */
 void rdsdi_regions_hold(void);
 void rdsdi_regions_go_on(bool leave);

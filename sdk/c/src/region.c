@@ -1,10 +1,12 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "internal.h"
@@ -218,6 +220,20 @@ static void close_doorbells(struct rdsdi_region *r)
 			rdsdi_close(r->doorbells[i]);
 		r->doorbells[i] = -1;
 	}
+}
+
+void rdsdi_regions_quiet(void)
+{
+	pthread_mutex_lock(&all_mu);
+	for (struct rdsdi_region *r = all; r; r = r->all_next) {
+		struct pollfd fd = {.fd = -1};
+
+		if (load_acquire(&r->left) && r->doorbells[1] >= 0)
+			fd.fd = r->doorbells[1];
+		if (fd.fd >= 0 && rdsdi_ppoll(&fd, 1, &(struct timespec){0}) > 0 && fd.revents & POLLHUP)
+			close_doorbells(r);
+	}
+	pthread_mutex_unlock(&all_mu);
 }
 
 void rdsdi_region_unref(struct rdsdi_region *r)

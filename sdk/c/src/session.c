@@ -47,8 +47,10 @@ void rdsdi_link_put(struct rdsdi_link *l)
 		rdsdi_close(l->control);
 	if (l->offered)
 		rdsdi_region_unref(l->offered);
-	if (l->reg)
+	if (l->reg) {
+		store_release(&l->reg->left, true);
 		rdsdi_region_unref(l->reg);
+	}
 	free(l);
 }
 
@@ -207,6 +209,7 @@ static void attempt(rdsd_socket *s)
 	char path[120];
 	int err = rdsdi_rx_room(s);
 
+	rdsdi_regions_quiet();
 	if (err) { /* before the Bind: what came for it would be thrown away */
 		set_why(s, "%s%s", rdsd_errmsg(), "");
 		failed(s, err, false);

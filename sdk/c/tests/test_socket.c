@@ -1962,6 +1962,36 @@ static void unread_of_many_daemons(void)
 	end();
 }
 
+/* What is lent or reserved of daemons that have ended keeps memory alone. */
+static void descriptors_over_restarts(void)
+{
+	enum { LIVES = 30 };
+	rdsd_addr to = at(1);
+	rdsd_slot slots[LIVES];
+	rdsd_msg lent[LIVES];
+	rdsd_socket *a;
+	int before = 0;
+
+	begin();
+	a = bound(1);
+	for (int i = 0; i < LIVES; i++) {
+		if (i == 5)
+			before = open_fds();
+		restarted(a);
+		send_text(a, 1, "lent");
+		CHECK_IS(rdsd_recv_batch(a, &lent[i], 1, RDSD_SEC(10)), 1);
+		CHECK_IS(rdsd_reserve(a, &to, 4, &slots[i], RDSD_SEC(10)), 0);
+	}
+	CHECK_IS(open_fds(), before);
+	for (int i = 0; i < LIVES; i++) {
+		CHECK(!memcmp(lent[i].data, "lent", 4));
+		rdsd_release(&lent[i], 1);
+		CHECK_IS(rdsd_commit(a, &slots[i], 4, NULL), i < LIVES - 1 ? -ESHUTDOWN : 0);
+	}
+	CHECK_IS(rdsd_recv(a, NULL, 0, NULL, RDSD_SEC(10)), 4);
+	end();
+}
+
 static void no_reconnect(void)
 {
 	rdsd_bind_options o = {.flags = RDSD_NO_RECONNECT | RDSD_OUTCOMES};
@@ -2835,6 +2865,7 @@ int main(int argc, char **argv)
 		{"restart", restart},
 		{"restarts without a receive", restarts_without_a_receive},
 		{"unread of many daemons", unread_of_many_daemons},
+		{"descriptors over restarts", descriptors_over_restarts},
 		{"no reconnect", no_reconnect},
 		{"dismissed", dismissed},
 		{"unread at the end", unread_at_the_end},
