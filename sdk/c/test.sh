@@ -48,8 +48,8 @@ build() {
 }
 
 plain() {
-	build plain build "-O2 -g" "" "all build/test_unit build/test_pair build/test_socket build/test_vectors" || return
-	for t in unit pair vectors socket; do run plain build/test_$t; done
+	build plain build "-O2 -g" "" "all build/test_unit build/test_pair build/test_socket build/test_vectors build/test_chaos" || return
+	for t in unit pair vectors socket chaos; do run plain build/test_$t; done
 	header
 }
 
@@ -82,13 +82,15 @@ header() {
 
 asan() {
 	build asan build-asan "-O1 -g" "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer" \
-		"build-asan/test_unit build-asan/test_pair build-asan/test_socket build-asan/test_vectors" || return
-	for t in unit pair vectors socket; do run asan build-asan/test_$t; done
+		"build-asan/test_unit build-asan/test_pair build-asan/test_socket build-asan/test_vectors build-asan/test_chaos" || return
+	for t in unit pair vectors socket chaos; do run asan build-asan/test_$t; done
 }
 
 tsan() {
-	build tsan build-tsan "-O1 -g" "-fsanitize=thread -Wno-tsan" build-tsan/test_socket || return
-	TSAN_OPTIONS="halt_on_error=1 die_after_fork=0" RDSD_TEST_QUICK=1 run tsan build-tsan/test_socket
+	build tsan build-tsan "-O1 -g" "-fsanitize=thread -Wno-tsan" "build-tsan/test_socket build-tsan/test_chaos" || return
+	for t in socket chaos; do
+		TSAN_OPTIONS="halt_on_error=1 die_after_fork=0" RDSD_TEST_QUICK=1 run tsan build-tsan/test_$t
+	done
 }
 
 real() {

@@ -255,9 +255,17 @@ static void end_socket(struct fake_socket *s)
 struct fake_socket *fake_at(struct fake *f, uint16_t port)
 {
 	for (int i = 0; i < FAKE_SOCKETS; i++)
-		if (f->sockets[i].used && f->sockets[i].r.base && f->sockets[i].local.port == port)
+		if (f->sockets[i].used && f->sockets[i].bound && f->sockets[i].local.port == port)
 			return &f->sockets[i];
 	return NULL;
+}
+
+static bool has_port(struct fake *f, uint16_t port)
+{
+	for (int i = 0; i < FAKE_SOCKETS; i++)
+		if (f->sockets[i].used && f->sockets[i].r.base && f->sockets[i].local.port == port)
+			return true;
+	return false;
 }
 
 static void ring(struct fake_socket *s, uint32_t news)
@@ -593,6 +601,7 @@ static void bound_socket(struct fake *f, struct fake_socket *s)
 		CHECK(!fcntl(s->memfd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL));
 		b = put_bytes(b, 9, sub, (size_t)(put_number(put_number(sub, 1, SHM_VERSION), 2, s->r.bytes) - sub));
 	}
+	s->bound = true; /* and not before: what came before Bound is said nobody would read, if the daemon ended now */
 	reply(s, 1, body, b, NULL);
 }
 
@@ -614,7 +623,7 @@ static void bind_socket(struct fake *f, struct fake_socket *s, const uint8_t *p,
 	}
 	if (s->local.port == 0)
 		s->local.port = f->next_port++;
-	if (fake_at(f, s->local.port) || s->local.port == f->taken) {
+	if (has_port(f, s->local.port) || s->local.port == f->taken) {
 		closing(s, EADDRINUSE, "another socket owns this address and port");
 		end_socket(s);
 		return;

@@ -37,7 +37,7 @@ struct fake_post {
 };
 
 struct fake_socket {
-	bool used;
+	bool used, bound;
 	int control, bell_daemon, bell_client, memfd, memfd_daemon;
 	int alarm; /* the other end of bell_client */
 	struct rdsdi_region r; /* the daemon's own mapping and offsets; no leases */
