@@ -173,10 +173,17 @@ int rdsd_congested(rdsd_socket *s, const rdsd_addr *to, int64_t timeout)
 	return err ? err : q.ask.answer.congested;
 }
 
+int64_t rdsdi_explain_time(int64_t timeout)
+{
+	if (timeout < 0 || timeout > EXPLAIN_TIME)
+		return EXPLAIN_TIME;
+	return timeout > EXPLAIN_NOWAIT ? timeout : EXPLAIN_NOWAIT;
+}
+
 /*
  * rdsdi_explain is for a call that failed with err, perhaps because the daemon does not send to this
- * destination: the flow has the errno alone, and the daemon is asked for the words, for a second at
- * most, and for a moment where the call may not wait: it is at the end of a flow. What rdsd_errmsg says stays
+ * destination: the flow has the errno alone, and the daemon is asked for the words: as long as the call could have
+ * waited, a second at most, and for a moment where it may not wait: it is at the end of a flow. What rdsd_errmsg says stays
  * where the daemon has none.
  */
 int64_t rdsdi_explain(rdsd_socket *s, const rdsd_addr *to, int64_t err, int64_t timeout)
@@ -188,7 +195,7 @@ int64_t rdsdi_explain(rdsd_socket *s, const rdsd_addr *to, int64_t err, int64_t 
 		return err;
 	rdsdi_addr_plain(to, &q.to);
 	snprintf(words, sizeof words, "%s", rdsd_errmsg());
-	(void)ask(&q, timeout == RDSD_NOWAIT ? EXPLAIN_NOWAIT : EXPLAIN_TIME);
+	(void)ask(&q, rdsdi_explain_time(timeout));
 	if (-q.ask.answer.error == err && q.ask.answer.text[0])
 		return rdsdi_fail((int)err, "%s", q.ask.answer.text);
 	return rdsdi_fail((int)err, "%s", words);

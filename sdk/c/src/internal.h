@@ -36,7 +36,7 @@
 #define BIND_TIMEOUT RDSD_SEC(10)
 #define PATIENCE RDSD_SEC(5)          /* of calls that do not wait but need the daemon's answer */
 #define EXPLAIN_TIME RDSD_SEC(1)       /* for the daemon to say why it refuses a destination */
-#define EXPLAIN_NOWAIT RDSD_MS(20)     /* the same, of a call that does not wait */
+#define EXPLAIN_NOWAIT RDSD_MS(20)     /* the same, of a call that does not wait, or less than that */
 #define CLOSE_GRACE RDSD_SEC(2)
 #define CANCEL_GRACE RDSD_MS(100)     /* of a request that timed out */
 #define CHECK_EVERY RDSD_MS(4)        /* how old news of the control socket may be while calls succeed */
@@ -541,6 +541,7 @@ void rdsdi_control_close_fds(struct rdsdi_ctl *c);
 /* ask.c: sends Monitor when it is due. */
 void rdsdi_monitor(rdsd_socket *s);
 /* err, what a send to a destination ended with, with the daemon's words where it does not send there. */
+int64_t rdsdi_explain_time(int64_t timeout);
 int64_t rdsdi_explain(rdsd_socket *s, const rdsd_addr *to, int64_t err, int64_t timeout);
 /* How long an attempt to bind may take, but for the first of rdsd_bind, which has its caller's time. Tests shorten it. */
 extern _Atomic int64_t rdsdi_attempt_timeout;

@@ -256,11 +256,26 @@ static void targets(void)
 	rdsd_close(NULL);
 }
 
+/* A call that may wait for a moment is not made to wait a second for words. */
+static void time_for_words(void)
+{
+	static const struct {
+		int64_t timeout, words;
+	} cases[] = {
+		{RDSD_FOREVER, RDSD_SEC(1)}, {INT64_MAX, RDSD_SEC(1)},    {RDSD_SEC(2), RDSD_SEC(1)}, {RDSD_MS(300), RDSD_MS(300)},
+		{RDSD_MS(5), RDSD_MS(20)},   {RDSD_NOWAIT, RDSD_MS(20)},
+	};
+
+	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+		CHECK_IS(rdsdi_explain_time(cases[i].timeout), cases[i].words);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct test tests[] = {
 		{"addresses", addresses}, {"texts", texts},     {"arena property", arena_property},
 		{"messages", messages},   {"targets", targets}, {"message fuzz", message_fuzz},
+		{"time for words", time_for_words},
 	};
 
 	return run_tests(argc, argv, tests, sizeof tests / sizeof *tests);
