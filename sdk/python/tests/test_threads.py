@@ -85,6 +85,53 @@ def test_a_finalizer_may_close_while_the_interpreter_ends(
     assert (done.returncode, done.stdout) == (0, "closed\n"), done.stderr
 
 
+# Garbage is collected at each place in turn.
+CLOSE_ANYWHERE = """
+import gc, sys, rdsd
+
+target, host, front_end = sys.argv[1:]
+client = rdsd.Client(target, front_end=front_end)
+closed = 0
+
+class Owner:
+    def __init__(self, sock):
+        self.me, self.sock = self, sock
+
+    def __del__(self):
+        global closed
+        self.sock.close()
+        closed += 1
+
+other = client.bind((host, 0))
+for after in range(1, 200):
+    gc.set_threshold(0)
+    gc.collect()
+    Owner(other)
+    gc.set_threshold(after)
+    client.bind((host, 0)).close()
+gc.set_threshold(0)
+gc.collect()
+assert closed == 199, closed
+sock = client.bind((host, 0))
+sock.send(sock.local_address, b"x", timeout=5)
+assert sock.recv(timeout=5).payload == b"x"
+client.close()
+print("through")
+"""
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_a_finalizer_may_close_a_socket_anywhere(
+    front_end: rdsd.FrontEnd, daemons: tuple[Daemon, Daemon]
+) -> None:
+    """Also where the thread that collects garbage has a lock of the package's."""
+    require(front_end, daemons[0])
+    args = [sys.executable, "-c", CLOSE_ANYWHERE, daemons[0].target, daemons[0].address, front_end]
+    env = {**os.environ, "GRPC_VERBOSITY": "NONE"}
+    done = subprocess.run(args, timeout=60, capture_output=True, text=True, env=env, check=False)
+    assert (done.returncode, done.stdout) == (0, "through\n"), done.stderr
+
+
 # Beside a thread that is in a call, and one that had a request answered, which keeps a port.
 CALLS_AT_EXIT = """
 import os, sys, threading, rdsd

@@ -194,7 +194,8 @@ class Keeper:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Garbage may be collected wherever this is held, and its finalizers may close sockets.
+        self._lock = threading.RLock()
         self._rings: weakref.WeakSet[Ring] = weakref.WeakSet()
         self._runs = False
 
@@ -213,12 +214,20 @@ class Keeper:
         while True:
             time.sleep(TEND_EVERY)
             with self._lock:
-                rings = list(self._rings)
+                rings = self._copy()
                 if not rings:
                     self._runs = False
                     return
             while rings:  # and none is kept while sleeping
                 rings.pop()._tend()
+
+    def _copy(self) -> list[Ring]:
+        """The sockets. The caller holds the lock."""
+        while True:
+            try:
+                return list(self._rings)
+            except RuntimeError:  # a finalizer has taken one off meanwhile
+                continue
 
 
 _keeper = Keeper()
