@@ -23,6 +23,7 @@ from rdsd import _packets, _sync_packets
 from rdsd._front_end import choose, control_path, why_no_rings
 from rdsd._packets import HEADER, MESSAGE_LIMIT, PIECE, PacketPipe, new_socket, try_connect
 from rdsd._sync_stream import StreamSocket
+from rdsd._threads import held
 from rdsd.v1 import rdsd_pb2 as pb
 
 HOST = "127.0.0.1"
@@ -352,7 +353,7 @@ def test_an_interrupt_where_a_caller_takes_the_lock(
                 or "_sync_stream" not in frame.f_code.co_filename
             ):
                 return None
-            if event == "line" and lock.locked():
+            if event == "line" and held(lock):
                 sys.settrace(None)
                 raise KeyboardInterrupt
             return trace

@@ -132,6 +132,60 @@ def test_a_finalizer_may_close_a_socket_anywhere(
     assert (done.returncode, done.stdout) == (0, "through\n"), done.stderr
 
 
+# Garbage is collected at each place of a call on the very socket that its finalizer closes, also in
+# the thread that serves it.
+CLOSE_WITHIN = """
+import gc, os, sys, rdsd
+
+target, host, front_end = sys.argv[1:]
+client = rdsd.Client(target, front_end=front_end)
+closed = 0
+
+class Owner:
+    def __init__(self, sock):
+        self.me, self.sock = self, sock
+
+    def __del__(self):
+        global closed
+        self.sock.close()
+        closed += 1
+
+for after in range(1, 160):
+    sock = client.bind((host, 0))
+    to = sock.local_address
+    gc.set_threshold(0)
+    gc.collect()
+    Owner(sock)
+    gc.set_threshold(after)
+    try:
+        sock.send(to, b"x", timeout=1)
+        sock.recv(timeout=1)
+        sock.flush(timeout=1)
+        if after % 4 == 0:
+            sock.request(to, b"x", timeout=0.01)
+        sock.close()
+    except rdsd.RdsError:
+        pass
+    gc.set_threshold(0)
+    gc.collect()
+assert closed == 159, closed
+print("through", flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_a_finalizer_may_close_the_socket_of_a_call(
+    front_end: rdsd.FrontEnd, daemons: tuple[Daemon, Daemon]
+) -> None:
+    """Its thread has locks of that socket: another one closes it."""
+    require(front_end, daemons[0])
+    args = [sys.executable, "-c", CLOSE_WITHIN, daemons[0].target, daemons[0].address, front_end]
+    env = {**os.environ, "GRPC_VERBOSITY": "NONE"}
+    done = subprocess.run(args, timeout=60, capture_output=True, text=True, env=env, check=False)
+    assert (done.returncode, done.stdout) == (0, "through\n"), done.stderr
+
+
 # Beside a thread that is in a call, and one that had a request answered, which keeps a port.
 CALLS_AT_EXIT = """
 import os, sys, threading, rdsd

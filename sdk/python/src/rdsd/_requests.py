@@ -37,7 +37,7 @@ from ._errors import (
     make,
 )
 from ._surface import BIND_TIMEOUT
-from ._threads import start
+from ._threads import held, start
 from ._types import Address, Datagram, Payload
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class Requests:
         self._bind = bind
         self._options = options
         # For with: a Python function would leave it locked, interrupted at its end.
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # never taken twice: see held
         self._changed = threading.Condition(self._lock)
         self._ports: ReplyPorts[_sync_socket.Socket] = ReplyPorts()  # guarded by _lock
 
@@ -165,6 +165,10 @@ class Requests:
                     out = self._ports.release(me, late, lambda sock: sock.closed)
                     self._changed.notify_all()
                 _close_aside(out)
+
+    def held(self) -> bool:
+        """Whether this thread is in the midst of a call that changes them or one of their ports."""
+        return held(self._lock) or any(port.sock._in_a_call() for port in self._ports.ports)
 
     def end(self) -> list[_sync_socket.Socket]:
         """Ends all requests that have not left; the ports of the others, to be closed."""

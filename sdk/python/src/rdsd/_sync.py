@@ -25,7 +25,7 @@ from ._sync_socket import CongestionWatch, Socket
 from ._sync_stream import StreamSocket
 from ._sync_volumes import Volumes, VolumeWatch
 from ._target import Timeout, resolve_target, seconds
-from ._threads import side_by_side
+from ._threads import later, side_by_side
 from ._types import AddressLike
 from .v1 import rdsd_pb2_grpc as rpc
 
@@ -52,7 +52,8 @@ class Client:
         self._target = resolve_target(target)
         self._ways = choose(front_end, self._target)
         self._guard = ForkGuard()
-        self._lock = threading.Lock()
+        # A finalizer or a signal handler that closes may come where it is held.
+        self._lock = threading.RLock()
         self._sockets: weakref.WeakSet[Socket] = weakref.WeakSet()  # guarded by _lock
         self._closed = False  # set with _lock
         self._over: list[None] = []  # not empty: closed, for binds of the extension
@@ -180,6 +181,12 @@ class Client:
             self._closed = True
             self._over.append(None)
             sockets = list(self._sockets)
+        if any(sock._in_a_call() for sock in sockets):
+            later(lambda: self._end(sockets))
+        else:
+            self._end(sockets)
+
+    def _end(self, sockets: list[Socket]) -> None:
         side_by_side([sock.close for sock in sockets])
         self._channel.close()
 

@@ -41,7 +41,7 @@ class PacketStream:
         self,
         path: str,
         core: SocketCore,
-        lock: threading.Lock,
+        lock: threading.RLock,
         changed: threading.Condition,
     ) -> None:
         self._path = path

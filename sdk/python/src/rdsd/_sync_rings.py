@@ -14,7 +14,7 @@ from ._ring import Ring, RingRoom, lease
 from ._slots import Lease, Slot
 from ._sync_socket import CongestionWatch, Socket
 from ._target import Timeout, seconds
-from ._threads import side_by_side
+from ._threads import later, side_by_side
 from ._types import (
     Address,
     AddressLike,
@@ -130,6 +130,9 @@ class RingSocket(Ring, Socket):
     def close(self) -> None:
         self._closed = True
         if _process.ending():
+            return
+        if self._in_a_call():
+            later(self.close)
             return
         # Whoever waits in a call hears of it before the daemon is waited for.
         side_by_side([*([] if self.forked else self._end_requests()), self.end])

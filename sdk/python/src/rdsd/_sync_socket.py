@@ -190,6 +190,11 @@ class Socket(ABC):
     def peek_size(self, timeout: Timeout = None) -> int | None:
         """Bytes of the next datagram, None when none is there."""
 
+    def _in_a_call(self) -> bool:
+        """Whether this thread has a lock of the socket: close is called by a finalizer or a
+        signal handler, and closes it in another thread."""
+        return hasattr(self, "_requests") and self._requests.held()
+
     def _end_requests(self) -> list[Callable[[], None]]:
         """What closes the ports of the requests, which are to be closed beside the socket."""
         if not hasattr(self, "_requests"):  # a reply port has none

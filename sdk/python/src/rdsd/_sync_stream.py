@@ -53,7 +53,7 @@ from ._sync_grpc import GrpcStream
 from ._sync_packets import PacketStream
 from ._sync_socket import CongestionWatch, Socket
 from ._target import Timeout, seconds
-from ._threads import side_by_side
+from ._threads import held, later, side_by_side
 from ._types import (
     Address,
     AddressLike,
@@ -108,7 +108,7 @@ class StreamSocket(Socket):
         self._target = target
         self._guard = ForkGuard()
         self._core = SocketCore(options)  # guarded by _lock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # never taken twice: see _in_a_call
         self._written = _Written(self)
         self._changed = threading.Condition(self._lock)  # something to write, or closing
         self._stream: Stream | None = None  # guarded by _lock
@@ -270,11 +270,17 @@ class StreamSocket(Socket):
     def close(self) -> None:
         if self._guard.forked or _process.ending():
             return
+        if self._in_a_call():
+            later(self.close)
+            return
         with self._lock:  # whoever waits in a call hears of it before the daemon is waited for
             self._core.close()
             stream = self._stream
             self._kick()
         side_by_side([*self._end_requests(), lambda: self._end_thread(stream)])
+
+    def _in_a_call(self) -> bool:
+        return held(self._lock) or super()._in_a_call()
 
     def _end_thread(self, stream: Stream | None) -> None:
         """Waits until the stream has ended, which the daemon does."""
@@ -288,7 +294,7 @@ class StreamSocket(Socket):
 
     # -- waiting ---------------------------------------------------------------
 
-    def _locked(self) -> threading.Lock:
+    def _locked(self) -> threading.RLock:
         """The lock, for with: what a Python function acquires, a KeyboardInterrupt at its
         end would leave locked. What the core has to say then is for _written."""
         self._guard.check()

@@ -23,6 +23,17 @@ def start(thread: threading.Thread) -> None:
     thread.start()
 
 
+def held(lock: threading.RLock) -> bool:
+    """Whether this thread has it. Who asks is a finalizer or a signal handler then, in the midst
+    of a call that has it: what it would change there, or wait for, is for another thread."""
+    return bool(lock._is_owned())  # type: ignore[attr-defined]
+
+
+def later(call: Callable[[], object]) -> None:
+    """Makes it in a thread of its own; returns at once."""
+    start(threading.Thread(target=call, name="rdsd-later", daemon=True))
+
+
 def in_thread(question: Callable[[], T]) -> asyncio.Future[T]:
     """Calls it in a thread that has begun when this returns; a cancelled answer stops nothing."""
     loop = asyncio.get_running_loop()
