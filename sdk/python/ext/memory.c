@@ -171,12 +171,12 @@ PyObject *reserve(PyObject *self, FAST)
 	if (arguments("reserve", args, nargs, kwnames, names, 4, 4, a) < 0 || get_destination(h, a[0], &to) < 0 ||
 	    get_timeout(a[2], &ns) < 0)
 		return NULL;
-	size = PyLong_AsSsize_t(a[1]);
+	size = PyNumber_AsSsize_t(a[1], NULL); /* beyond all: too large, or below 0 */
 	wait = PyObject_IsTrue(a[3]);
 	if ((size == -1 && PyErr_Occurred()) || wait < 0)
 		return NULL;
 	if (size < 0)
-		return refuse("size %zd: want 0 to %d", size, RDSD_MAX_DATAGRAM);
+		return refuse("size %S: want 0 to %d", a[1], RDSD_MAX_DATAGRAM);
 	CHECK_OPEN(h);
 	now = !wait || !ns; /* for room: the daemon's verdict on the destination is waited for even then */
 	wait_begin(&w, now ? 0 : ns);

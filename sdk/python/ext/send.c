@@ -241,7 +241,7 @@ static int batch_of_buffer(Handle *h, struct batch *b, PyObject *name, PyObject 
 	at = b->payloads[0].data;
 	left = b->payloads[0].len;
 	for (i = 0; i < n; i++) {
-		Py_ssize_t len = PyLong_AsSsize_t(PyTuple_GetItem(b->items, i));
+		Py_ssize_t len = PyNumber_AsSsize_t(PyTuple_GetItem(b->items, i), NULL);
 
 		if (len == -1 && PyErr_Occurred())
 			return -1;
@@ -545,11 +545,11 @@ static PyObject *send_run(PyObject *self, FAST)
 	} else if (!PyLong_Check(a[2])) {
 		err = batch_of_buffer(h, &b, a[0], a[1], a[2]);
 	} else {
-		len = PyLong_AsSsize_t(a[2]);
+		len = PyNumber_AsSsize_t(a[2], NULL);
 		if ((len == -1 && PyErr_Occurred()) || payload_get(&p, a[1]) < 0)
 			return NULL;
 		if (len < 1 || p.len % (size_t)len)
-			result = refuse("%zu bytes in datagrams of %zd: want a whole number of them", p.len, len);
+			result = refuse("%zu bytes in datagrams of %S: want a whole number of them", p.len, a[2]);
 		else if (h->process != rdsdi_process)
 			result = fail(h, -EBADF);
 		else

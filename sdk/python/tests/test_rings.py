@@ -156,6 +156,19 @@ def receive(sock: rdsd.Socket, count: int) -> list[bytes]:
     return got
 
 
+def test_sizes_beyond_all(bind: Bind) -> None:
+    """Numbers that no register holds are refused as others that are too large."""
+    sock = bind()
+    to = sock.local_address
+    with pytest.raises(rdsd.TooLarge):
+        sock.reserve(to, 2**70)
+    with pytest.raises(rdsd.InvalidArgument, match=str(2**70)):
+        sock.reserve(to, -(2**70))
+    for lengths in (2**70, -(2**70), [2**70], [-(2**70)]):
+        with pytest.raises(rdsd.InvalidArgument):
+            sock.send_run(to, b"xx", lengths)
+
+
 def test_batches_of_every_kind(bind: Bind) -> None:
     a, b, c = bind(send_buffer=4 << 20), bind(), bind()
     to = b.local_address
