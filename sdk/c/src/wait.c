@@ -452,7 +452,6 @@ int rdsd_fd(rdsd_socket *s)
 {
 	struct rdsdi_sleep *w = &s->sleep;
 	struct epoll_event ev = {.events = EPOLLIN};
-	struct rdsdi_link *l;
 	int err = rdsdi_usable(s), poll_fd, timer_fd;
 
 	if (err)
@@ -477,11 +476,10 @@ int rdsd_fd(rdsd_socket *s)
 	w->timer_fd = timer_fd;
 	w->poll_fd = poll_fd;
 	pthread_mutex_unlock(&w->mu);
-	l = rdsdi_link_get(s);
-	if (l) {
-		rdsdi_sleep_watch(s, l, true);
-		rdsdi_link_put(l);
-	}
+	pthread_mutex_lock(&s->ctl.mu); /* who drops the link then takes it out again */
+	if (s->ctl.link)
+		rdsdi_sleep_watch(s, s->ctl.link, true);
+	pthread_mutex_unlock(&s->ctl.mu);
 	return poll_fd;
 }
 
