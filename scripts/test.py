@@ -59,6 +59,12 @@ def go_phase(tally: Tally, args: list[str], first: list[str] | None = None) -> b
         text = "".join(output.pop(key, []))
         if action == "fail":
             print(text, end="")
+            if not test:  # those that the end of their program, such as a time-out, has met
+                for other in [k for k in output if k[0] == pkg]:
+                    said = "".join(output.pop(other))
+                    print(f"{said}UNFINISHED  {short} {other[1]}{why(said)}", flush=True)
+                    tally.ends[f"{short} {other[1]}"] = [x for x in said.splitlines() if re.search(r"_test\.go:|^panic:|running tests|^\t+Test", x)] or said.splitlines()
+                    tally.whys[f"{short} {other[1]}"] = why(said)
             name = f"{short} {test}".strip()
             tally.whys[name] = why(text) or "".join(
                 w for n, w in tally.whys.items() if n.startswith((name + "/", name + " "))
@@ -197,8 +203,8 @@ def main() -> int:
         ("the page in a browser", lambda: go_phase(tally, ["-count=1", "-timeout", "6m", "./internal/pagetest"])),
         ("adversary", lambda: go_phase(tally, ["-count=1", "-timeout", "10m", "./internal/adversary", "-adversary.seed=20261122", "-adversary.slack=1.5"])),
         ("kernel interop", lambda: go_phase(tally, ["-count=1", "-timeout", "20m", "./interop"])),
-        ("kernel's NBD client", lambda: go_phase(tally, ["-count=1", "-timeout", "8m", "./interop/kernelnbd"])),
-        ("kernel's RoCE, RTRS and RNBD", lambda: go_phase(tally, ["-count=1", "-timeout", "9m", "./test/vm"])),
+        ("kernel's NBD client", lambda: go_phase(tally, ["-count=1", "-timeout", "12m", "./interop/kernelnbd"])),
+        ("kernel's RoCE, RTRS and RNBD", lambda: go_phase(tally, ["-count=1", "-timeout", "15m", "./test/vm"])),
         ("C library", lambda: c_phase(tally)),
         ("Python", lambda: python_phase(tally)),
     ]

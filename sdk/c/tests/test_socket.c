@@ -272,6 +272,17 @@ static void binding(void)
 
 /* Sending and receiving */
 
+/* EXPLAINED is for a call that is refused in the daemon's words, for which it may have no time once. */
+#define EXPLAINED(call)                                                                                                \
+	do {                                                                                                           \
+		int left = 200;                                                                                        \
+                                                                                                                       \
+		do                                                                                                     \
+			CHECK_IS(call, -EOPNOTSUPP);                                                                   \
+		while (!strstr(rdsd_errmsg(), "not of a family") && --left);                                           \
+		CHECK(left);                                                                                           \
+	} while (0)
+
 static void echo(void)
 {
 	static uint8_t big[RDSD_MAX_DATAGRAM], back[RDSD_MAX_DATAGRAM];
@@ -316,13 +327,10 @@ static void echo(void)
 	CHECK(strstr(rdsd_errmsg(), "1 bytes at NULL"));
 	CHECK_IS(rdsd_send_run(a, &to, NULL, 1, 1, NULL, RDSD_SEC(5)), -EINVAL);
 	six.ip[0] = 0x20;
-	CHECK_IS(rdsd_try_send(a, &six, "x", 1, NULL), -EOPNOTSUPP);
-	CHECK(strstr(rdsd_errmsg(), "not of a family")); /* the daemon's words */
-	CHECK_IS(rdsd_try_send(a, &six, "x", 1, NULL), -EOPNOTSUPP); /* asked anew, refused again */
-	CHECK_IS(rdsd_send_run(a, &six, "xy", 1, 2, NULL, RDSD_SEC(5)), -EOPNOTSUPP);
-	CHECK(strstr(rdsd_errmsg(), "not of a family"));
-	CHECK_IS(rdsd_reserve(a, &six, 1, &slot, RDSD_SEC(5)), -EOPNOTSUPP);
-	CHECK(strstr(rdsd_errmsg(), "not of a family"));
+	/* The daemon's words, in the time that they may take: asked anew, refused again. */
+	EXPLAINED(rdsd_try_send(a, &six, "x", 1, NULL));
+	EXPLAINED(rdsd_send_run(a, &six, "xy", 1, 2, NULL, RDSD_SEC(5)));
+	EXPLAINED(rdsd_reserve(a, &six, 1, &slot, RDSD_SEC(5)));
 	CHECK_IS(rdsd_congested(a, &six, RDSD_SEC(5)), -EOPNOTSUPP);
 	CHECK(strstr(rdsd_errmsg(), "not of a family"));
 	send_text(a, 2, "longer than eight");
