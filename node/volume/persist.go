@@ -1,8 +1,10 @@
 package volume
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/rdsd/rdsd/internal/guard"
@@ -84,6 +86,9 @@ func (h *Host) snapshot(running bool) state {
 			st.Mappings = append(st.Mappings, *m)
 		}
 	}
+	// A start takes them up in this order: of more than there may be then, the same ones have a place each time. Mappings
+	// come as they were made.
+	slices.SortFunc(st.Exports, func(a, b exportState) int { return cmp.Compare(a.Name, b.Name) })
 	return st
 }
 
