@@ -80,9 +80,8 @@ func (s *Socket) ask(ctx context.Context, build func(id uint64) *rdsdv1.ClientMe
 	return nil, err
 }
 
-// answered gives an answer of the daemon to the call that waits for it. It returns the answer's id,
-// 0: it is none.
-func (s *Socket) answered(m *rdsdv1.ServerMessage) (id uint64) {
+// answerID is the id of the question that m answers, 0: it is no answer.
+func answerID(m *rdsdv1.ServerMessage) (id uint64) {
 	switch m.WhichBody() {
 	case rdsdv1.ServerMessage_CancelResult_case:
 		id = m.GetCancelResult().GetId()
@@ -93,6 +92,12 @@ func (s *Socket) answered(m *rdsdv1.ServerMessage) (id uint64) {
 	case rdsdv1.ServerMessage_PeekResult_case:
 		id = m.GetPeekResult().GetId()
 	}
+	return id
+}
+
+// answered gives an answer of the daemon to the call that waits for it.
+func (s *Socket) answered(m *rdsdv1.ServerMessage) {
+	id := answerID(m)
 	// Under the lock: who takes its id out of replies finds the answer, or there is none to come.
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -100,7 +105,6 @@ func (s *Socket) answered(m *rdsdv1.ServerMessage) (id uint64) {
 		delete(s.replies, id)
 		answer <- m
 	}
-	return id
 }
 
 // askAgain is ask for questions that do no harm when asked twice.

@@ -232,11 +232,10 @@ func (s *stream) handle(sess *session, m *rdsdv1.ServerMessage) error {
 	case rdsdv1.ServerMessage_Closing_case:
 		return closingError(m.GetClosing())
 	default: // answers, and messages of a newer daemon
-		if id := s.answered(m); id != 0 {
-			s.mu.Lock()
-			sess.ctlAt.answered(id)
-			s.mu.Unlock()
-		}
+		s.mu.Lock()
+		sess.ctlAt.answered(answerID(m))
+		s.mu.Unlock()
+		s.answered(m)
 	}
 	return nil
 }

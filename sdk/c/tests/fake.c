@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "fake.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -906,4 +907,15 @@ int run_tests(int argc, char **argv, const struct test *tests, size_t n)
 		printf("ok %s\n", tests[i].name);
 	}
 	return 0;
+}
+
+int open_fds(void)
+{
+	DIR *d = opendir("/proc/self/fd");
+	int n = 0;
+
+	while (readdir(d))
+		n++;
+	closedir(d);
+	return n;
 }

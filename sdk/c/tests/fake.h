@@ -126,6 +126,9 @@ struct test {
 	void (*run)(void);
 };
 
+/* What stands in /proc/self/fd: the same for as many descriptors. */
+int open_fds(void);
+
 /* Runs those whose name contains the argument, prints "ok name" for each. */
 int run_tests(int argc, char **argv, const struct test *tests, size_t n);
 

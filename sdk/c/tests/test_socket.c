@@ -1,6 +1,5 @@
 /* Sockets against the fake daemon: every call, every error, restarts, fork, threads. */
 #define _GNU_SOURCE
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -88,17 +87,6 @@ static void expect_text(rdsd_socket *s, uint16_t port, const char *text)
 	CHECK_IS(rdsd_recv(s, buf, sizeof buf - 1, &from, RDSD_SEC(10)), strlen(text));
 	CHECK_IS(from.port, port);
 	CHECK(!memcmp(buf, text, strlen(text)));
-}
-
-static int open_fds(void)
-{
-	DIR *d = opendir("/proc/self/fd");
-	int n = 0;
-
-	while (readdir(d))
-		n++;
-	closedir(d);
-	return n;
 }
 
 /* Binding */

@@ -120,16 +120,21 @@ print("through")
 """
 
 
+def goes_through(script: str, front_end: rdsd.FrontEnd, daemon: Daemon) -> None:
+    """Runs a script against a daemon, which says so at its end."""
+    require(front_end, daemon)
+    args = [sys.executable, "-c", script, daemon.target, daemon.address, front_end]
+    env = {**os.environ, "GRPC_VERBOSITY": "NONE"}
+    done = subprocess.run(args, timeout=60, capture_output=True, text=True, env=env, check=False)
+    assert (done.returncode, done.stdout) == (0, "through\n"), done.stderr
+
+
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
 def test_a_finalizer_may_close_a_socket_anywhere(
     front_end: rdsd.FrontEnd, daemons: tuple[Daemon, Daemon]
 ) -> None:
     """Also where the thread that collects garbage has a lock of the package's."""
-    require(front_end, daemons[0])
-    args = [sys.executable, "-c", CLOSE_ANYWHERE, daemons[0].target, daemons[0].address, front_end]
-    env = {**os.environ, "GRPC_VERBOSITY": "NONE"}
-    done = subprocess.run(args, timeout=60, capture_output=True, text=True, env=env, check=False)
-    assert (done.returncode, done.stdout) == (0, "through\n"), done.stderr
+    goes_through(CLOSE_ANYWHERE, front_end, daemons[0])
 
 
 # Garbage is collected at each place of a call on the very socket that its finalizer closes, also in
@@ -174,16 +179,14 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("front_end", FRONT_ENDS)
+@pytest.mark.parametrize("front_end", [f for f in FRONT_ENDS if f != "grpc"])
 def test_a_finalizer_may_close_the_socket_of_a_call(
     front_end: rdsd.FrontEnd, daemons: tuple[Daemon, Daemon]
 ) -> None:
-    """Its thread has locks of that socket: another one closes it."""
-    require(front_end, daemons[0])
-    args = [sys.executable, "-c", CLOSE_WITHIN, daemons[0].target, daemons[0].address, front_end]
-    env = {**os.environ, "GRPC_VERBOSITY": "NONE"}
-    done = subprocess.run(args, timeout=60, capture_output=True, text=True, env=env, check=False)
-    assert (done.returncode, done.stdout) == (0, "through\n"), done.stderr
+    """Its thread has locks of that socket: another one closes it. Not over gRPC, where garbage
+    may be collected in the midst of gRPC's own code, and close waits for what that thread was
+    to do."""
+    goes_through(CLOSE_WITHIN, front_end, daemons[0])
 
 
 # Beside a thread that is in a call, and one that had a request answered, which keeps a port.
