@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -289,13 +290,13 @@ func (h *Host) allClients() []*client {
 	for _, c := range h.clients {
 		list = append(list, c)
 	}
-	slices.SortFunc(list, func(a, b *client) int {
-		if len(a.id) != len(b.id) {
-			return len(a.id) - len(b.id)
-		}
-		return strings.Compare(a.id, b.id)
-	})
+	slices.SortFunc(list, func(a, b *client) int { return compareIDs(a.id, b.id) })
 	return list
+}
+
+// compareIDs puts the IDs of sessions in the order in which they were given.
+func compareIDs(a, b string) int {
+	return cmp.Or(len(a)-len(b), strings.Compare(a, b))
 }
 
 // Sessions lists the sessions in both roles.
@@ -410,24 +411,35 @@ func (c *client) pathInfo(p *rtrs.ClientPath) PathInfo {
 	return i
 }
 
+// pathInfos are the paths of each session by their destination: the order in
+// which they connected is another after each loss.
 func (s *server) pathInfos() []PathInfo {
 	defer s.look()()
-	var list []PathInfo
-	for _, p := range s.rt.Paths() {
+	paths := s.rt.Paths()
+	slices.SortFunc(paths, func(a, b *rtrs.ServerPath) int {
+		return cmp.Or(compareIDs(s.idOf(a), s.idOf(b)), a.Info().Local.Compare(b.Info().Local), a.Info().Remote.Compare(b.Info().Remote))
+	})
+	list := make([]PathInfo, 0, len(paths))
+	for _, p := range paths {
 		list = append(list, s.pathInfo(p))
 	}
 	return list
 }
 
+// idOf is empty for a path whose session is not known yet. It is called with mu held.
+func (s *server) idOf(p *rtrs.ServerPath) string {
+	if e := p.Session(); e != nil && s.sessions[e] != nil {
+		return s.sessions[e].id
+	}
+	return ""
+}
+
 // pathInfo is called with mu held.
 func (s *server) pathInfo(p *rtrs.ServerPath) PathInfo {
 	x := p.Info()
-	i := PathInfo{PathSpec: PathSpec{Src: x.Remote.String(), Dst: x.Local.String(), Transport: s.h.transportOf(p.Ctx).kind()}, Session: x.Session, Role: RoleServer,
+	i := PathInfo{PathSpec: PathSpec{Src: x.Remote.String(), Dst: x.Local.String(), Transport: s.h.transportOf(p.Ctx).kind()}, Session: x.Session, SessionID: s.idOf(p), Role: RoleServer,
 		State: stateText(x.State), Since: s.h.wall(x.Since)}
 	i.Device, i.DevicePort = s.h.transportOf(p.Ctx).device(x.Local.Addr())
-	if e := p.Session(); e != nil && s.sessions[e] != nil {
-		i.SessionID = s.sessions[e].id
-	}
 	if f, _ := p.Ctx.(*life); f != nil {
 		i.Conns = f.open
 	}

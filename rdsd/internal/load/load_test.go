@@ -84,6 +84,13 @@ func TestResponderChecks(t *testing.T) {
 	if h, _ := take(one, request(0, 200)); h.flags != 0 {
 		t.Error("a new run from the same port was refused")
 	}
+	late := netip.MustParseAddrPort("10.0.0.3:1")
+	if h, _ := take(late, request(7, 200)); h.flags != 0 {
+		t.Error("a run that had begun before was refused")
+	}
+	if h, _ := take(late, request(9, 200)); h.flags != flagDamaged {
+		t.Error("a missing datagram of a run that had begun before was not seen")
+	}
 	for _, foreign := range [][]byte{nil, []byte("hello"), make([]byte, 100)} {
 		if _, ok := take(two, foreign); ok {
 			t.Errorf("%q was answered", foreign)
@@ -94,7 +101,7 @@ func TestResponderChecks(t *testing.T) {
 	if _, ok := take(two, oneWay); ok {
 		t.Error("a one-way datagram was answered")
 	}
-	if s := r.seen; s.Received != 11 || s.Damaged != 3 || s.Foreign != 3 {
+	if s := r.seen; s.Received != 13 || s.Damaged != 4 || s.Foreign != 3 {
 		t.Errorf("seen %+v", s)
 	}
 }

@@ -87,8 +87,8 @@ func (r *Responder) take(d rdsd.Datagram) (rdsd.Datagram, bool) {
 	r.seen.Received++
 	r.seen.Bytes += uint64(len(d.Payload))
 	next, known := r.next[d.Addr]
-	if known && h.seq == 0 {
-		next = 0 // a new run from the same port
+	if !known || h.seq == 0 {
+		next = h.seq // a run that began before this end did, or a new one from the same port
 	}
 	damaged := !intact || h.seq != next
 	if damaged {
