@@ -55,6 +55,9 @@ var (
 	ErrOwned    = &Error{syscall.EPERM, "owned", "another session writes this volume, or bears this name"}
 	ErrReadOnly = &Error{syscall.EROFS, "read-only", "it may only be read"}
 	ErrNoSpace  = &Error{syscall.ENOSPC, "no-space", "the store is full"}
+	ErrAlready  = &Error{syscall.EALREADY, "already", "it is in that state already"}
+	ErrGone     = &Error{syscall.ENODEV, "gone", "it is not there any more"}
+	ErrStale    = &Error{syscall.ESTALE, "stale", "it is not what it was: others changed it, or took its place"}
 )
 
 // All lists every sentinel, in the order of the documentation.
@@ -62,7 +65,7 @@ var All = []*Error{
 	ErrWouldBlock, ErrCongested, ErrTooLarge, ErrTimeout, ErrCanceled, ErrIO, ErrNotBound, ErrInvalid,
 	ErrAddrInUse, ErrAddrNotAvail, ErrPerm, ErrNoMemory, ErrFamily, ErrDestination, ErrHostDown, ErrRefused,
 	ErrReset, ErrShutdown, ErrClosed, ErrProtocol, ErrTooMany, ErrNotFound, ErrRateLimited, ErrNotSupported,
-	ErrExists, ErrBusy, ErrOwned, ErrReadOnly, ErrNoSpace,
+	ErrExists, ErrBusy, ErrOwned, ErrReadOnly, ErrNoSpace, ErrAlready, ErrGone, ErrStale,
 }
 
 // With adds the particulars to a sentinel: what was wrong and what would be

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -21,6 +22,10 @@ type directory struct {
 	lock    *os.File // held until Close
 	replace func(name string, b []byte) error
 }
+
+// lockPatience is for how long the lock of a daemon that is about to be gone is waited for: one that
+// was killed keeps its files until the kernel has taken its memory apart.
+const lockPatience = 2 * time.Second
 
 // openDisk takes a directory, which is made if it is not there.
 func openDisk(dir string) (Disk, error) {
@@ -49,7 +54,12 @@ func openDirectory(dir string, open func(name string, flag int, mode os.FileMode
 	if err != nil {
 		return nil, err
 	}
-	if err := eintr.Again(func() error { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) }); err != nil {
+	take := func() error { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) }
+	err = eintr.Again(take)
+	for until := time.Now().Add(lockPatience); err == unix.EWOULDBLOCK && time.Now().Before(until); err = eintr.Again(take) {
+		time.Sleep(5 * time.Millisecond)
+	}
+	if err != nil {
 		f.Close()
 		if err == unix.EWOULDBLOCK {
 			return nil, rdserr.With(rdserr.ErrBusy, "another daemon uses %s", dir)

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // illDisk is a directory that can be written to, and whose file cannot be read, or not set aside.
@@ -159,6 +160,22 @@ func TestStateOnAReadOnlyFileSystem(t *testing.T) {
 	if _, err := openDirectory(client.cfg.StateDir, readOnly); !errors.Is(err, syscall.EROFS) {
 		t.Errorf("a directory that was never used: %v", err)
 	}
+}
+
+// TestDirectoryOfOneThatEnds: a daemon that was killed has its lock for a moment yet.
+func TestDirectoryOfOneThatEnds(t *testing.T) {
+	dir := t.TempDir()
+	before, err := openDisk(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := time.AfterFunc(50*time.Millisecond, func() { before.Close() })
+	defer ended.Stop()
+	after, err := openDisk(dir)
+	if err != nil {
+		t.Fatalf("the next one: %v", err)
+	}
+	after.Close()
 }
 
 // TestStateThatEndsTheStart: what is wrong with the configuration, and what the system lacks for a moment.

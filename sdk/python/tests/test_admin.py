@@ -36,15 +36,20 @@ class FakeAdmin:
     def __init__(self) -> None:
         self.request: Any = None
         self.asked = ""
+        self.asked_ever: set[str] = set()
         self.answer: Any = None
         self.error: tuple[int, str] | None = None
         self.reports: list[Any] = []
         self.hold = threading.Event()  # set: a watch ends after the reports
+        self.slow: threading.Event | None = None  # until it is set a call has no answer
 
     def take(self, method: str, request: Any, context: grpc.ServicerContext) -> Any:
         self.asked, self.request = method, request
+        self.asked_ever.add(method)
         if self.error is not None:
             abort(context, *self.error)
+        if self.slow is not None:
+            self.slow.wait(10)
         return self.answer
 
     def watch(
@@ -462,6 +467,34 @@ async def test_no_daemon_and_a_closed_client(admin: Calls) -> None:
         await admin.do(kept.status)
     with pytest.raises(rdsd.Closed):
         await admin("status")
+
+
+async def test_whoever_waits_is_told_that_the_client_is_closed(
+    admin: Calls, fake: FakeAdmin
+) -> None:
+    """Over asyncio it looked as if somebody had cancelled the task."""
+    watch = await admin("watch_congestion")
+    fake.slow = threading.Event()
+
+    async def begun() -> Any:
+        return await admin.next(await admin("trace"))
+
+    waiting = [
+        asyncio.create_task(admin.next(watch)),
+        asyncio.create_task(admin("status")),
+        asyncio.create_task(begun()),
+    ]
+    for _ in range(500):
+        if {"GetStatus", "Trace"} <= fake.asked_ever:
+            break
+        await asyncio.sleep(0.01)
+    await admin.do(admin.client.close)
+    done, late = await asyncio.wait(waiting, timeout=5)
+    fake.slow.set()
+    assert not late
+    assert [(type(t.exception()), str(t.exception())) for t in waiting if not t.cancelled()] == [
+        (rdsd.Closed, "the client is closed")
+    ] * 3, done
 
 
 async def test_the_raw_service(admin: Calls, fake: FakeAdmin) -> None:

@@ -179,14 +179,55 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("front_end", [f for f in FRONT_ENDS if f != "grpc"])
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
 def test_a_finalizer_may_close_the_socket_of_a_call(
     front_end: rdsd.FrontEnd, daemons: tuple[Daemon, Daemon]
 ) -> None:
-    """Its thread has locks of that socket: another one closes it. Not over gRPC, where garbage
-    may be collected in the midst of gRPC's own code, and close waits for what that thread was
-    to do."""
+    """Its thread has locks of that socket, or gRPC's: another one closes it."""
     goes_through(CLOSE_WITHIN, front_end, daemons[0])
+
+
+# The same of the client of a call that has no socket.
+CLOSE_CLIENT_WITHIN = """
+import gc, os, sys, rdsd
+
+target, host, front_end = sys.argv[1:]
+closed = 0
+
+class Owner:
+    def __init__(self, client):
+        self.me, self.client = self, client
+
+    def __del__(self):
+        global closed
+        self.client.close()
+        closed += 1
+
+for after in range(1, 120):
+    gc.set_threshold(0)
+    gc.collect()
+    client = rdsd.Client(target, front_end=front_end)
+    Owner(client)
+    gc.set_threshold(after)
+    try:
+        client.admin.status(timeout=1)
+        client.bind((host, 0), timeout=1)
+    except rdsd.RdsError:
+        pass
+    gc.set_threshold(0)
+    gc.collect()
+assert closed == 119, closed
+print("through", flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_a_finalizer_may_close_the_client_of_a_call(
+    front_end: rdsd.FrontEnd, daemons: tuple[Daemon, Daemon]
+) -> None:
+    """Another thread closes it, and no call on it stays."""
+    goes_through(CLOSE_CLIENT_WITHIN, front_end, daemons[0])
 
 
 # Beside a thread that is in a call, and one that had a request answered, which keeps a port.

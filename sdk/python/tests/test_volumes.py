@@ -415,6 +415,9 @@ def test_the_words_are_those_of_the_api() -> None:
         (errno.EPERM, rdsd.Owned),
         (errno.EROFS, rdsd.ReadOnly),
         (errno.ENOSPC, rdsd.NoSpace),
+        (errno.EALREADY, rdsd.Already),
+        (errno.ENODEV, rdsd.Gone),
+        (errno.ESTALE, rdsd.Stale),
         (errno.ETIMEDOUT, rdsd.TimedOut),
     ],
 )

@@ -12,7 +12,7 @@ import grpc.aio
 from ._errors import Closed, DaemonUnavailable, TimedOut, make
 from ._grpc import from_grpc
 from ._service import ServiceCall
-from ._surface import ForkGuard
+from ._surface import CLOSED, ForkGuard
 from ._target import Timeout, seconds
 
 T = TypeVar("T")
@@ -33,8 +33,11 @@ class Service:
             answer = await method(call.request, timeout=seconds(timeout))
         except grpc.aio.AioRpcError as error:
             raise from_grpc(error, self._target) from None
-        except grpc.aio.UsageError as error:  # the channel is closed
-            raise make(Closed, str(error)) from None
+        except grpc.aio.UsageError:  # the channel is closed
+            raise make(Closed, CLOSED) from None
+        except asyncio.CancelledError:
+            _check_asked_for()
+            raise
         return call.decode(answer)
 
 
@@ -50,8 +53,8 @@ class Watch(Generic[T]):
         self._closed = False
         try:
             self._call: Any = getattr(stub, call.method)(call.request)
-        except grpc.aio.UsageError as error:  # the channel is closed
-            raise make(Closed, str(error)) from None
+        except grpc.aio.UsageError:  # the channel is closed
+            raise make(Closed, CLOSED) from None
 
     async def _begin(self, limit: float | None) -> None:
         """Until the daemon watches, which it says by its header; why not, the first anext says."""
@@ -61,6 +64,10 @@ class Watch(Generic[T]):
         except TimeoutError:
             self.close()
             raise make(TimedOut, f"the daemon at {self._target} did not answer") from None
+        except asyncio.CancelledError:
+            self.close()
+            _check_asked_for()
+            raise
         except BaseException:
             self.close()
             raise
@@ -78,6 +85,7 @@ class Watch(Generic[T]):
             if self._closed:  # by close(), not by whoever awaits
                 raise StopAsyncIteration from None
             self.close()
+            _check_asked_for()
             raise
         except grpc.aio.AioRpcError as error:
             raise from_grpc(error, self._target) from None
@@ -113,3 +121,11 @@ class Watch(Generic[T]):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _check_asked_for() -> None:
+    """Raises Closed where nobody has cancelled the task: that is gRPC's word to it for a call
+    whose channel was closed."""
+    task = asyncio.current_task()
+    if task is not None and not task.cancelling():
+        raise make(Closed, CLOSED) from None

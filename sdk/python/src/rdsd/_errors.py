@@ -147,6 +147,18 @@ class NoSpace(RdsError):
     """ENOSPC: the store of the volume is full."""
 
 
+class Already(RdsError):
+    """EALREADY: the path or volume is in that state already."""
+
+
+class Gone(RdsError):
+    """ENODEV: the volume is not there any more."""
+
+
+class Stale(RdsError):
+    """ESTALE: the volume or session is not what it was: others changed it, or took its place."""
+
+
 _CLASSES: dict[str, type[RdsError]] = {
     "EAGAIN": WouldBlock,
     "ENOBUFS": Congested,
@@ -177,6 +189,9 @@ _CLASSES: dict[str, type[RdsError]] = {
     "EPERM": Owned,
     "EROFS": ReadOnly,
     "ENOSPC": NoSpace,
+    "EALREADY": Already,
+    "ENODEV": Gone,
+    "ESTALE": Stale,
 }
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from ._errors import RdsError, errno_from_code, error_from_errno
+from ._errors import Closed, RdsError, errno_from_code, error_from_errno, make
+from ._surface import CLOSED
 from ._target import ENDED, NO_SOCKET, NOT_ALLOWED, unix_path
 
 #: A received message may hold a full window. The channel's own reconnection
@@ -26,6 +27,9 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
 ]
 
 _DETAILS = "grpc-status-details-bin"
+_CHANNEL_CLOSED = (
+    "Channel closed!"  # what gRPC says of a call whose channel this program has closed
+)
 _DOMAIN = "rdsd"
 
 
@@ -39,6 +43,8 @@ def from_grpc(error: grpc.RpcError, target: str = "") -> RdsError:
     exact = _exact_errno(error)
     if exact:
         return error_from_errno(exact, text)
+    if name == "CANCELLED" and _CHANNEL_CLOSED in text:
+        return make(Closed, CLOSED)
     if name == "UNAVAILABLE" and target:
         text = f"no daemon answers at {target}: {_why_nobody(target, text)}"
     return error_from_errno(errno_from_code(name), text)

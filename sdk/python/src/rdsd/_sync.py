@@ -25,7 +25,7 @@ from ._sync_socket import CongestionWatch, Socket
 from ._sync_stream import StreamSocket
 from ._sync_volumes import Volumes, VolumeWatch
 from ._target import Timeout, resolve_target, seconds
-from ._threads import later, side_by_side
+from ._threads import later, side_by_side, within_grpc
 from ._types import AddressLike
 from .v1 import rdsd_pb2_grpc as rpc
 
@@ -58,6 +58,10 @@ class Client:
         self._closed = False  # set with _lock
         self._over: list[None] = []  # not empty: closed, for binds of the extension
         self._channel = grpc.insecure_channel(self._target, options=CHANNEL_OPTIONS)
+        # All of them now: to make one while another thread closes the channel crashes in gRPC.
+        self._datagrams = rpc.DatagramsStub(self._channel)
+        self._admin = Admin(self._channel, self._target, self._guard)
+        self._volumes = Volumes(self._channel, self._target, self._guard)
 
     @property
     def target(self) -> str:
@@ -67,19 +71,19 @@ class Client:
     def admin(self) -> Admin:
         """The daemon's datagrams for administrators: peers, sockets, queues, congestion."""
         self._check()
-        return Admin(self._channel, self._target, self._guard)
+        return self._admin
 
     @property
     def admin_service(self) -> rpc.AdminStub:
         """The raw service of the API that admin calls; from_grpc makes its errors typed."""
         self._check()
-        return rpc.AdminStub(self._channel)
+        return self._admin._service
 
     @property
     def volumes(self) -> Volumes:
         """The volumes of the daemon: exports, mappings, sessions."""
         self._check()
-        return Volumes(self._channel, self._target, self._guard)
+        return self._volumes
 
     def bind(
         self,
@@ -156,7 +160,7 @@ class Client:
                 break
             finally:
                 _rings.set_unwanted(None)
-        sock = StreamSocket(self._channel, self._ways, options, self._target)
+        sock = StreamSocket(self._datagrams, self._ways, options, self._target)
         try:
             with self._lock:  # for close
                 self._check()
@@ -181,7 +185,7 @@ class Client:
             self._closed = True
             self._over.append(None)
             sockets = list(self._sockets)
-        if any(sock._in_a_call() for sock in sockets):
+        if within_grpc() or any(sock._in_a_call() for sock in sockets):
             later(lambda: self._end(sockets))
         else:
             self._end(sockets)

@@ -39,7 +39,8 @@ class Admin(Service):
     """
 
     def __init__(self, channel: grpc.Channel, target: str, guard: ForkGuard) -> None:
-        super().__init__(rpc.AdminStub(channel), target, guard)
+        self._service = rpc.AdminStub(channel)
+        super().__init__(self._service, target, guard)
 
     def status(
         self,

@@ -27,12 +27,12 @@ class GrpcStream:
 
     def __init__(
         self,
-        channel: grpc.Channel,
+        stub: rpc.DatagramsStub,
         target: str,
         core: SocketCore,
         changed: threading.Condition,
     ) -> None:
-        self._stub = rpc.DatagramsStub(channel)
+        self._stub = stub
         self._target = target
         self._core = core
         self._changed = changed

@@ -13,7 +13,7 @@ from . import _process
 from ._errors import Closed, DaemonUnavailable, TimedOut, make
 from ._grpc import from_grpc
 from ._service import ServiceCall
-from ._surface import ForkGuard
+from ._surface import CLOSED, ForkGuard
 from ._target import Timeout, seconds
 
 T = TypeVar("T")
@@ -34,8 +34,8 @@ class Service:
             answer = method(call.request, timeout=seconds(timeout))
         except grpc.RpcError as error:
             raise from_grpc(error, self._target) from None
-        except ValueError as error:  # the channel is closed
-            raise make(Closed, str(error)) from None
+        except ValueError:  # the channel is closed
+            raise make(Closed, CLOSED) from None
         return call.decode(answer)
 
 
@@ -52,8 +52,8 @@ class Watch(Generic[T]):
         _check_threads()
         try:
             self._call: Any = getattr(stub, call.method)(call.request)
-        except ValueError as error:  # the channel is closed
-            raise make(Closed, str(error)) from None
+        except ValueError:  # the channel is closed
+            raise make(Closed, CLOSED) from None
         self._begin(seconds(timeout))
 
     def _begin(self, limit: float | None) -> None:
@@ -68,7 +68,7 @@ class Watch(Generic[T]):
             self._call.initial_metadata()
         finally:
             timer.cancel()
-        if not self._call.is_active() and self._call.code() is grpc.StatusCode.CANCELLED:
+        if self._call.cancelled():  # by the timer
             raise make(TimedOut, f"the daemon at {self._target} did not answer")
 
     def __iter__(self) -> Iterator[T]:

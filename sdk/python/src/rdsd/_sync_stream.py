@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
-import grpc
-
 from . import _process
 from ._calls import Ahead, Call, EventQueue, Readiness
 from ._core import ANSWER_GRACE, BindOptions, Query, SocketCore, State
@@ -53,7 +51,7 @@ from ._sync_grpc import GrpcStream
 from ._sync_packets import PacketStream
 from ._sync_socket import CongestionWatch, Socket
 from ._target import Timeout, seconds
-from ._threads import held, later, side_by_side
+from ._threads import held, later, side_by_side, within_grpc
 from ._types import (
     Address,
     AddressLike,
@@ -65,6 +63,7 @@ from ._types import (
     RoomForPayload,
     to_address,
 )
+from .v1 import rdsd_pb2_grpc as rpc
 
 T = TypeVar("T")
 
@@ -101,9 +100,9 @@ _CLOSE_WAIT = 1.0  # seconds for the daemon to end a stream we closed
 
 class StreamSocket(Socket):
     def __init__(
-        self, channel: grpc.Channel, ways: Sequence[str], options: BindOptions, target: str
+        self, stub: rpc.DatagramsStub, ways: Sequence[str], options: BindOptions, target: str
     ) -> None:
-        self._channel = channel
+        self._stub = stub
         self._ways = ways
         self._target = target
         self._guard = ForkGuard()
@@ -280,7 +279,7 @@ class StreamSocket(Socket):
         side_by_side([*self._end_requests(), lambda: self._end_thread(stream)])
 
     def _in_a_call(self) -> bool:
-        return held(self._lock) or super()._in_a_call()
+        return held(self._lock) or within_grpc() or super()._in_a_call()
 
     def _end_thread(self, stream: Stream | None) -> None:
         """Waits until the stream has ended, which the daemon does."""
@@ -479,7 +478,7 @@ class StreamSocket(Socket):
             except Absent as absent:
                 if "grpc" not in self._ways:
                     raise make(DaemonUnavailable, absent.strerror) from None
-        return GrpcStream(self._channel, self._target, self._core, self._changed)
+        return GrpcStream(self._stub, self._target, self._core, self._changed)
 
     def _kick(self) -> None:
         """Whoever writes, or waits, looks again. The caller holds the lock."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import TypeVar
 
 from . import _process
@@ -27,6 +29,18 @@ def held(lock: threading.RLock) -> bool:
     """Whether this thread has it. Who asks is a finalizer or a signal handler then, in the midst
     of a call that has it: what it would change there, or wait for, is for another thread."""
     return bool(lock._is_owned())  # type: ignore[attr-defined]
+
+
+def within_grpc() -> bool:
+    """Whether this thread is in gRPC's client, which called us or which we called: a finalizer or
+    a signal handler may come where it has locks that every other call needs. Not in its server,
+    in whose threads applications run."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") in ("grpc._channel", "grpc._common"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def later(call: Callable[[], object]) -> None:
