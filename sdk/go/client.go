@@ -180,14 +180,16 @@ func (c *Client) add(s *Socket) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
-		return rdserr.With(rdserr.ErrClosed, "the client is closed")
+		return errClientClosed
 	}
 	c.sockets[s] = struct{}{}
 	return nil
 }
 
-func (c *Client) remove(s *Socket) {
+// remove forgets s, and reports whether the client is closed.
+func (c *Client) remove(s *Socket) bool {
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	delete(c.sockets, s)
-	c.mu.Unlock()
+	return c.closed
 }

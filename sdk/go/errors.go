@@ -172,6 +172,8 @@ func statusError(err error) error {
 	return mapped
 }
 
+var errClientClosed = rdserr.With(rdserr.ErrClosed, "the client is closed")
+
 // callError returns the error of a call of a service other than that of sockets.
 func callError(ctx context.Context, op string, err error) error {
 	if err == nil {
@@ -181,7 +183,7 @@ func callError(ctx context.Context, op string, err error) error {
 		return &OpError{Op: op, Err: ctxError(ctx, nil)}
 	}
 	if status.Code(err) == codes.Canceled { // the context has not ended: Close has
-		return &OpError{Op: op, Err: rdserr.With(rdserr.ErrClosed, "the client is closed")}
+		return &OpError{Op: op, Err: errClientClosed}
 	}
 	if err = rdsdv1.ErrorFromStatus(err); errors.Is(err, rdserr.ErrTimeout) { // with the daemon's words
 		err = &contextEnd{rdserr.ErrTimeout, context.DeadlineExceeded, err.Error()}

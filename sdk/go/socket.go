@@ -2,6 +2,7 @@ package rdsd
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"sync"
 	"time"
@@ -83,7 +84,9 @@ func (c *Client) bind(ctx context.Context, local netip.AddrPort, cfg bindConfig)
 	if err != nil {
 		s.cancel()
 		close(s.ended) // for Close, which may have been there meanwhile
-		c.remove(s)
+		if c.remove(s) && errors.Is(err, rdserr.ErrClosed) {
+			err = errClientClosed // which is why the socket is
+		}
 		return nil, opError("bind", local, netip.AddrPort{}, err)
 	}
 	go s.run(l) // ends with s.ctx
