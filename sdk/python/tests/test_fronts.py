@@ -738,6 +738,29 @@ def test_a_close_after_the_loop_has_ended(
     assert sock.closed
 
 
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_one_loop_after_the_other(daemons: tuple[Daemon, Daemon], front_end: rdsd.FrontEnd) -> None:
+    """As where each test has a loop of its own: the second one raised "Event loop is closed"."""
+    require(front_end, daemons[0])
+    client = rdsd.aio.Client(daemons[0].target, front_end=front_end)
+
+    async def use() -> None:
+        assert (await client.admin.status(timeout=10)).version
+        async with await client.bind((daemons[0].address, 0)) as sock:
+            await sock.send(sock.local_address, b"here", timeout=10)
+            assert (await sock.recv(timeout=10)).payload == b"here"
+
+    async def use_from_another() -> None:
+        await use()
+        with pytest.raises(RuntimeError, match="another event loop"):
+            await asyncio.to_thread(lambda: asyncio.run(use()))
+        await use()
+        await client.close()
+
+    asyncio.run(use())
+    asyncio.run(use_from_another())
+
+
 async def test_a_size_that_is_no_whole_number_spends_no_slot(
     local_front: Front, daemons: tuple[Daemon, Daemon]
 ) -> None:

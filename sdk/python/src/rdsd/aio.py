@@ -49,7 +49,8 @@ __all__ = [
 class Client:
     """A way to one daemon. Opening it does no I/O; sockets are bound on it.
 
-    As ``rdsd.Client``, inside one event loop.
+    As ``rdsd.Client``, inside one event loop, or in one after the other: what was got
+    from it, as a socket or ``admin``, belongs to the loop in which it was.
     """
 
     def __init__(self, target: str | None = None, *, front_end: FrontEnd | None = None) -> None:
@@ -61,7 +62,8 @@ class Client:
         self._opening: set[RingSocket] = set()
         self._closed = False
         self._ending: asyncio.Task[None] | None = None
-        self._channel: grpc.aio.Channel | None = None  # made in the loop that uses it
+        self._channel: grpc.aio.Channel | None = None  # made in the loop that uses it, and its
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def target(self) -> str:
@@ -166,8 +168,8 @@ class Client:
 
     async def _end(self) -> None:
         await asyncio.gather(*[sock.close() for sock in list(self._sockets)])
-        if self._channel is not None:
-            await self._channel.close()
+        if self._channel is not None and self._loop is asyncio.get_running_loop():
+            await self._channel.close()  # that of a loop that has ended has nothing under way
 
     async def __aenter__(self) -> Client:
         return self
@@ -187,6 +189,10 @@ class Client:
 
     def _open_channel(self) -> grpc.aio.Channel:
         self._check()
-        if self._channel is None:
+        loop = asyncio.get_running_loop()
+        if self._loop is not None and self._loop is not loop and not self._loop.is_closed():
+            raise RuntimeError("the client belongs to another event loop: the one it is used in")
+        if self._channel is None or self._loop is not loop:
             self._channel = grpc.aio.insecure_channel(self._target, options=CHANNEL_OPTIONS)
+            self._loop = loop
         return self._channel
