@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 import rdsd
+import rdsd.aio
 from rdsd import ERRNO_TABLE, RdsError, error_from_errno, from_grpc
 from rdsd._errors import ErrnoRow
 from rdsd._front_end import control_path, why_no_rings
@@ -67,6 +68,17 @@ def test_errors_survive_copy_and_pickle() -> None:
         assert (other.accepted, other.undecided, other.tags) == (2, True, range(5, 8))
         assert str(other) == str(batch)
     assert str(batch).count("may have been accepted") == 1
+
+
+async def test_clients_are_not_sent_to_other_processes() -> None:
+    """As multiprocessing would: "cannot pickle '_thread.RLock' object" helps nobody."""
+    near, far = rdsd.Client("unix:///nowhere"), rdsd.aio.Client("unix:///nowhere")
+    for what in (near, near.admin, near.volumes, far, far.admin, far.volumes):
+        for use in (pickle.dumps, copy.copy):
+            with pytest.raises(TypeError, match="give that the target"):
+                use(what)
+    near.close()
+    await far.close()
 
 
 def test_an_errno_outside_the_table() -> None:

@@ -9,6 +9,7 @@ from typing import Any, Generic, Self, TypeVar
 import grpc
 import grpc.aio
 
+from . import _process
 from ._errors import Closed, DaemonUnavailable, TimedOut, make
 from ._grpc import from_grpc
 from ._service import ServiceCall
@@ -18,7 +19,7 @@ from ._target import Timeout, seconds
 T = TypeVar("T")
 
 
-class Service:
+class Service(_process.Bound):
     """A service of one daemon; stub is the generated one."""
 
     def __init__(self, stub: Any, target: str, guard: ForkGuard) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from . import _process
 from ._target import Timeout, seconds
 from ._types import (
     Address,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from ._slots import AsyncSlot, Lease
 
 
-class Socket(ABC):
+class Socket(_process.Bound, ABC):
     """An RDS socket: ordered, reliable datagrams from one local address. Made by Client.bind.
 
     Any number of tasks of its loop may use it. Every timeout is in seconds, a

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import NoReturn
 
 pid = os.getpid()
 
@@ -22,3 +23,14 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
+
+
+class Bound:
+    """What belongs to the process that made it: a copy would have the same socket or channel, and
+    another process, which multiprocessing would send it to, has neither."""
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__} is of one process, neither copied nor sent to another: "
+            "give that the target and open a client there"
+        )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import grpc
 import grpc.aio
 
+from . import _process
 from ._aio_admin import Admin, NoticeWatch, TraceWatch
 from ._aio_socket import CongestionWatch, Socket
 from ._aio_stream import StreamSocket
@@ -46,7 +47,7 @@ __all__ = [
 ]
 
 
-class Client:
+class Client(_process.Bound):
     """A way to one daemon. Opening it does no I/O; sockets are bound on it.
 
     As ``rdsd.Client``, inside one event loop, or in one after the other: what was got
