@@ -110,8 +110,12 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, load config.LoadOpt
 	}
 	n.LogsTo(out)
 	node.TuneMemory(cfg)
-	if group, allows, needs := doctor.ShortGroup(doctor.Here(), cfg); group != "" {
-		log.Warn("the control group allows less memory than limits.memory_bytes and 64 MiB: the kernel may end the daemon", "group", group, "memory_max", allows, "needed", needs)
+	if group, needs, found := doctor.ShortGroup(doctor.Here(), cfg); found {
+		then := "end the daemon"
+		if group.Slows {
+			then = "slow the daemon down"
+		}
+		log.Warn("the control group allows less memory than limits.memory_bytes and 64 MiB: the kernel may "+then, "group", group.Path, "allowed", group.Most, "needed", needs)
 	}
 	over := make(chan struct{})
 	defer close(over)

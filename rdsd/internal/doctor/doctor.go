@@ -139,17 +139,27 @@ const memoryBesides = 64 << 20
 // need is how much memory a daemon may have in all.
 func (x *exam) need() uint64 { return uint64(x.c.Limits.MemoryBytes) + memoryBesides }
 
-// short finds the control group, the one at path or one above, that allows less than a daemon may need; "": none does.
-func (x *exam) short(path string) (dir string, most uint64) {
-	for dir = path; dir != ""; dir = filepath.Dir(dir) {
-		if most, ok := x.number(filepath.Join("/sys/fs/cgroup", dir, "memory.max")); ok && most < x.need() {
-			return dir, most
-		}
-		if dir == "/" || dir == "." {
-			break
+// A Group is a control group that allows less memory than a daemon may need.
+type Group struct {
+	Path  string
+	Most  uint64
+	Slows bool // beyond it the kernel does not kill, but has it wait for each page (memory.high)
+}
+
+// short finds the control group, the one at path or one above, that allows less than a daemon may need, first one in
+// which the kernel would kill it.
+func (x *exam) short(path string) (g Group, found bool) {
+	for _, file := range []string{"memory.max", "memory.high"} {
+		for dir := path; dir != ""; dir = filepath.Dir(dir) {
+			if most, ok := x.number(filepath.Join("/sys/fs/cgroup", dir, file)); ok && most < x.need() {
+				return Group{dir, most, file == "memory.high"}, true
+			}
+			if dir == "/" || dir == "." {
+				break
+			}
 		}
 	}
-	return "", 0
+	return Group{}, false
 }
 
 // groupIn is the control group in a file cgroup of /proc; "": there is none.
@@ -162,12 +172,12 @@ func groupIn(text string) string {
 	return ""
 }
 
-// ShortGroup finds the control group of this process that allows less memory than the daemon that it is may need; "": none does.
-func ShortGroup(m *Machine, c *config.Config) (group string, allows, needs uint64) {
+// ShortGroup finds the control group of this process that allows less memory than the daemon that it is may need.
+func ShortGroup(m *Machine, c *config.Config) (group Group, needs uint64, found bool) {
 	x := &exam{Machine: m, c: c}
 	text, _ := x.own("cgroup")
-	group, allows = x.short(groupIn(text))
-	return group, allows, x.need()
+	group, found = x.short(groupIn(text))
+	return group, x.need(), found
 }
 
 // unitGroup is the control group of the unit in packaging.
@@ -188,14 +198,18 @@ func (x *exam) cgroup() {
 	if group == "" {
 		return
 	}
-	if dir, most := x.short(group); dir != "" {
-		less := max(most-min(most, memoryBesides), 16<<20)
-		remedy := fmt.Sprintf("MemoryMax=%d or more in the unit file, or limits.memory_bytes = %d in the configuration", x.need(), less)
+	if g, found := x.short(group); found {
+		less := max(g.Most-min(g.Most, memoryBesides), 16<<20)
+		key, then := "MemoryMax", "the kernel would kill it"
+		if g.Slows {
+			severity, key, then = Warning, "MemoryHigh", "the kernel would slow it down, with all its clients and peers"
+		}
+		remedy := fmt.Sprintf("%s=%d or more in the unit file, or limits.memory_bytes = %d in the configuration", key, x.need(), less)
 		if uint64(max(x.c.RDS.SendBufferMax, x.c.RDS.RecvBufferMax)) > less { // or the daemon would not start with it
 			remedy += ", and rds.send_buffer_max_bytes and rds.recv_buffer_max_bytes no more than that"
 		}
 		x.add(severity, what, remedy,
-			"%s (%s) allows %d bytes, and a daemon there may need %d: the kernel would kill it", dir, whose, most, x.need())
+			"%s (%s) allows %d bytes, and a daemon there may need %d: %s", g.Path, whose, g.Most, x.need(), then)
 		return
 	}
 	x.add(OK, what, "", "%s (%s) allows enough for limits.memory_bytes (%s)%s", group, whose, x.c.Limits.MemoryBytes, more)
@@ -203,6 +217,9 @@ func (x *exam) cgroup() {
 
 // enoughDisk is what the state of volumes never needs.
 const enoughDisk = 64 << 20
+
+// enoughFiles is how many files the state of volumes never needs: each write of it makes one.
+const enoughFiles = 16
 
 // unitState is the StateDirectory of the unit in packaging.
 const unitState = "/var/lib/rdsd"
@@ -243,18 +260,21 @@ func (x *exam) disk() {
 func (x *exam) room(dir string) {
 	for at := dir; ; at = filepath.Dir(at) { // it may not be made yet
 		free, err := x.Free(at)
-		if err == nil && free < enoughDisk {
-			x.add(Error, "state", "make room on the file system of "+at, "%s has %d bytes left on its file system", dir, free)
-			return
-		}
-		if err == nil {
-			x.add(OK, "state", "", "%s has %d MiB left on its file system", dir, free>>20)
-			return
-		}
-		if at == filepath.Dir(at) {
+		switch {
+		case err != nil && at != filepath.Dir(at):
+			continue
+		case err != nil:
 			x.add(Warning, "state", "mkdir -p "+dir, "%s: %v", dir, err)
-			return
+		case free.ReadOnly:
+			x.add(Error, "state", "mount -o remount,rw "+at+", or another volumes.state_dir", "the file system of %s may only be read", dir)
+		case free.Bytes < enoughDisk:
+			x.add(Error, "state", "make room on the file system of "+at, "%s has %d bytes left on its file system", dir, free.Bytes)
+		case free.Files < enoughFiles:
+			x.add(Error, "state", "remove files from the file system of "+at+" (df -i)", "%s may have %d more files on its file system", dir, free.Files)
+		default:
+			x.add(OK, "state", "", "%s has %d MiB left on its file system", dir, free.Bytes>>20)
 		}
+		return
 	}
 }
 

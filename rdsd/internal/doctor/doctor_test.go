@@ -37,7 +37,7 @@ func good() *Machine {
 			}
 			return 0o755, nil
 		},
-		Free:    func(string) (uint64, error) { return 1 << 40, nil },
+		Free:    func(string) (Room, error) { return Room{Bytes: 1 << 40, Files: 1 << 20}, nil },
 		Limit:   func(int) (uint64, uint64) { return unix.RLIM_INFINITY, unix.RLIM_INFINITY },
 		MTU:     func(netip.Addr) (string, int) { return "eth0", 9000 },
 		Listen:  func(netip.AddrPort) error { return nil },
@@ -46,6 +46,11 @@ func good() *Machine {
 		Daemon:  func(string) int { return 77 },
 		Probe:   func(_, _ netip.Addr, bytes int) (bool, int) { return true, bytes },
 	}
+}
+
+// left is a machine whose file systems have so much room.
+func left(r Room) func(*Machine) {
+	return func(m *Machine) { m.Free = func(string) (Room, error) { return r, nil } }
 }
 
 // file makes a machine's file say something else.
@@ -83,11 +88,19 @@ func TestFindings(t *testing.T) {
 			"limits.memory_bytes = 469762048"},
 		"a small cgroup": {func(m *Machine) { file(m, "/sys/fs/cgroup/system.slice/memory.max", "100663296") }, Error, "memory of the control group",
 			"limits.memory_bytes = 33554432 in the configuration, and rds.send_buffer_max_bytes and rds.recv_buffer_max_bytes no more than that"},
-		"disk":     {func(m *Machine) { m.Free = func(string) (uint64, error) { return 1 << 20, nil } }, Error, "state", "make room"},
-		"address":  {func(m *Machine) { m.MTU = func(netip.Addr) (string, int) { return "", 0 } }, Error, "127.0.0.1", "ip addr add"},
-		"MTU":      {func(m *Machine) { m.MTU = func(netip.Addr) (string, int) { return "tun0", 576 } }, Warning, "127.0.0.1", "ip link set tun0 mtu 1500"},
-		"port":     {busy(syscall.ECONNREFUSED), Error, "rds.port", "sport = :16385"},
-		"no right": {func(m *Machine) { m.Listen = func(netip.AddrPort) error { return syscall.EACCES } }, Warning, "rds.port", ""},
+		"a cgroup that slows": {func(m *Machine) { file(m, "/sys/fs/cgroup/system.slice/memory.high", "536870912") }, Warning, "memory of the control group",
+			"MemoryHigh=1140850688 or more in the unit file, or limits.memory_bytes = 469762048"},
+		"both cgroups": {func(m *Machine) {
+			file(m, "/sys/fs/cgroup/system.slice/rdsd.service/memory.high", "400000000")
+			file(m, "/sys/fs/cgroup/system.slice/memory.max", "536870912")
+		}, Error, "memory of the control group", "MemoryMax=1140850688"},
+		"disk":      {left(Room{Bytes: 1 << 20, Files: 1 << 20}), Error, "state", "make room"},
+		"inodes":    {left(Room{Bytes: 1 << 40, Files: 3}), Error, "state", "df -i"},
+		"read-only": {left(Room{Bytes: 1 << 40, Files: 1 << 20, ReadOnly: true}), Error, "state", "remount,rw"},
+		"address":   {func(m *Machine) { m.MTU = func(netip.Addr) (string, int) { return "", 0 } }, Error, "127.0.0.1", "ip addr add"},
+		"MTU":       {func(m *Machine) { m.MTU = func(netip.Addr) (string, int) { return "tun0", 576 } }, Warning, "127.0.0.1", "ip link set tun0 mtu 1500"},
+		"port":      {busy(syscall.ECONNREFUSED), Error, "rds.port", "sport = :16385"},
+		"no right":  {func(m *Machine) { m.Listen = func(netip.AddrPort) error { return syscall.EACCES } }, Warning, "rds.port", ""},
 		"kernel": {func(m *Machine) {
 			busy(nil)(m)
 			m.Mode = func(string) (os.FileMode, error) { return 0, nil }
@@ -186,11 +199,11 @@ func TestOfTheDaemon(t *testing.T) {
 	small := func(path string) func(*Machine) { return func(m *Machine) { file(m, path, "536870912\n") } }
 	fullAt := func(dir string) func(*Machine) {
 		return func(m *Machine) {
-			m.Free = func(p string) (uint64, error) {
+			m.Free = func(p string) (Room, error) {
 				if strings.HasPrefix(p, dir) {
-					return 1 << 20, nil
+					return Room{Bytes: 1 << 20, Files: 1 << 20}, nil
 				}
-				return 1 << 40, nil
+				return Room{Bytes: 1 << 40, Files: 1 << 20}, nil
 			}
 		}
 	}
@@ -228,12 +241,12 @@ func TestOfTheDaemon(t *testing.T) {
 		}
 	}
 	m, c := good(), config.Default()
-	if group, _, _ := ShortGroup(m, c); group != "" {
-		t.Errorf("%s is taken for too small", group)
+	if group, _, found := ShortGroup(m, c); found {
+		t.Errorf("%+v is taken for too small", group)
 	}
 	small(shell)(m)
-	if group, allows, needs := ShortGroup(m, c); group != "/user.slice/shell.scope" || allows != 512<<20 || needs != uint64(c.Limits.MemoryBytes)+64<<20 {
-		t.Errorf("%q allows %d, %d are needed", group, allows, needs)
+	if group, needs, _ := ShortGroup(m, c); group != (Group{"/user.slice/shell.scope", 512 << 20, false}) || needs != uint64(c.Limits.MemoryBytes)+64<<20 {
+		t.Errorf("%+v, %d are needed", group, needs)
 	}
 }
 
@@ -257,8 +270,11 @@ func TestHere(t *testing.T) {
 	if _, hard := m.Limit(unix.RLIMIT_NOFILE); hard == 0 {
 		t.Error("no file descriptors")
 	}
-	if free, err := m.Free(t.TempDir()); err != nil || free == 0 {
-		t.Errorf("%d bytes free, %v", free, err)
+	if free, err := m.Free(t.TempDir()); err != nil || free.Bytes == 0 || free.Files == 0 || free.ReadOnly {
+		t.Errorf("%+v free, %v", free, err)
+	}
+	if free, err := m.Free("/sys"); err != nil || free.Files == 0 { // whose file system counts none
+		t.Errorf("%+v free, %v", free, err)
 	}
 	if err := m.Listen(netip.MustParseAddrPort("192.0.2.1:1")); err == nil {
 		t.Error("a port of another machine can be had")

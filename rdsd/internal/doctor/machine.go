@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"math"
 	"net"
 	"net/netip"
 	"os"
@@ -16,7 +17,7 @@ type Machine struct {
 	Read    func(path string) (string, error)
 	List    func(path string) ([]string, error) // the names in a directory
 	Mode    func(path string) (os.FileMode, error)
-	Free    func(path string) (uint64, error)       // bytes a file system has left
+	Free    func(path string) (Room, error)         // what the file system there has left
 	Limit   func(which int) (soft, hard uint64)     // of RLIMIT_*
 	MTU     func(netip.Addr) (name string, mtu int) // of the interface with an address; "": none has it
 	Listen  func(netip.AddrPort) error              // whether a TCP port can be had
@@ -50,11 +51,7 @@ func Here() *Machine {
 			}
 			return i.Mode(), nil
 		},
-		Free: func(path string) (uint64, error) {
-			var s unix.Statfs_t
-			err := unix.Statfs(path, &s)
-			return s.Bavail * uint64(s.Bsize), err
-		},
+		Free: freeAt,
 		Limit: func(which int) (soft, hard uint64) {
 			var r unix.Rlimit
 			if unix.Getrlimit(which, &r) != nil {
@@ -108,4 +105,20 @@ func mtuOf(a netip.Addr) (string, int) {
 		}
 	}
 	return "", 0
+}
+
+// Room is what a file system has left.
+type Room struct {
+	Bytes, Files uint64 // Files: how many more there may be, MaxUint64 where nothing bounds that
+	ReadOnly     bool
+}
+
+func freeAt(path string) (Room, error) {
+	var s unix.Statfs_t
+	err := unix.Statfs(path, &s)
+	r := Room{s.Bavail * uint64(s.Bsize), s.Ffree, s.Flags&unix.ST_RDONLY != 0}
+	if s.Files == 0 { // btrfs, for one, makes inodes as they are needed
+		r.Files = math.MaxUint64
+	}
+	return r, err
 }
