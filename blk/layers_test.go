@@ -137,7 +137,7 @@ func TestFaultRules(t *testing.T) {
 	}
 
 	f.Clear()
-	f.Add(blk.Rule{Ops: blk.Ops(blk.OpWrite), Short: 1000, Err: blk.ErrNoSpace})
+	f.Add(blk.Rule{Ops: blk.Ops(blk.OpWrite), Short: 1023, Err: blk.ErrNoSpace})
 	if err := write(64 << 10); !errors.Is(err, blk.ErrNoSpace) {
 		t.Errorf("a short write: %v", err)
 	}

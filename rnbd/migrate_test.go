@@ -138,6 +138,9 @@ func TestMigrationWroteLast(tt *testing.T) {
 			w.kept = 0
 			a.cut()
 			late := a.waits(va, 2)
+			if p := w.srv.Past()[0]; p.Writer.Name != b.name || names(p.Behind) != a.name || len(p.Beside) > 0 {
+				tt.Errorf("%s: written down is %+v", what, p)
+			}
 			if both {
 				b.cut()
 				w.run()
