@@ -341,11 +341,15 @@ func TestNoDescriptors(t *testing.T) {
 		t.Fatal(err)
 	}
 	nl, err := openGenl()
+	kernel, ours, pair := KernelPair()
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
 		t.Fatal(err)
 	}
 	if !errors.Is(err, unix.EMFILE) || nl != nil {
 		t.Errorf("%v, %v; want %v", nl, err, unix.EMFILE)
+	}
+	if !errors.Is(pair, unix.EMFILE) || kernel != nil || ours != nil {
+		t.Errorf("a pair: %v, %v, %v; want %v", kernel, ours, pair, unix.EMFILE)
 	}
 }
 
