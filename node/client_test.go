@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"os"
 	"sync/atomic"
 	"testing"
 
@@ -160,10 +161,11 @@ func resultString(r *rdsdv1.SendResult) string {
 
 var loopback atomic.Uint32
 
-// loopbackAddr is an address of 127/8 no other test of this process has.
+// loopbackAddr is an address of 127/8 no other test of this process has, and those of another process
+// hardly ever: devices of volumes.rdma have one UDP port on each.
 func loopbackAddr() netip.Addr {
 	n := loopback.Add(1)
-	return netip.AddrFrom4([4]byte{127, 77, byte(n >> 8), byte(n)})
+	return netip.AddrFrom4([4]byte{127, byte(180 + os.Getpid()%64), byte(n >> 8), byte(n)})
 }
 
 // startNodes runs n real nodes that reach each other.

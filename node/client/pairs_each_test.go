@@ -81,3 +81,40 @@ func TestPairsAreListedByPages(t *testing.T) {
 		t.Errorf("%d of 4000 are listed", listed)
 	}
 }
+
+// TestReadersThatAreRung: of the readers of its pairs a socket has those rung that sleep and have news.
+func TestReadersThatAreRung(t *testing.T) {
+	n, cfg := startClients(t)
+	local, socks := n.attachRings(t, cfg, 4)
+	from := socks[0]
+	var outs []*shm.PairSender
+	local.Lock()
+	for i, to := range socks[1:] {
+		p, out, _ := heldPair(t, uint64(i), from, to)
+		from.pairs.add(p, &from.pairs.out, to.sock.Addr().Port())
+		p.mem.Sleeps(i < 2)
+		outs = append(outs, out)
+	}
+	local.Unlock()
+	defer func() {
+		local.Lock()
+		from.pairs = socketPairs{} // what was put there is no pair of the node
+		local.Unlock()
+	}()
+	for i, want := range []bool{true, false, false} { // the second has no news, the third is awake
+		if i != 1 && outs[i].Awaken() != want {
+			t.Fatalf("reader %d sleeps: want %v", i, want)
+		}
+	}
+	before := n.deps.Count.PairWakes.Load()
+	done := make(chan struct{})
+	from.react.DoFor(from, func() {
+		from.ringReaders()
+		from.ringReaders()
+		close(done)
+	})
+	<-done
+	if rung := n.deps.Count.PairWakes.Load() - before; rung != 1 {
+		t.Errorf("%d readers were rung, 1 sleeps and has news", rung)
+	}
+}

@@ -61,6 +61,22 @@ func TestBatchWaitsForMemory(t *testing.T) {
 	}
 }
 
+// TestWaitForMemoryCounts: what a batch has waited for memory is a part of its time.
+func TestWaitForMemoryCounts(t *testing.T) {
+	s, _, give := spent(t)
+	const held, timeout = 50 * time.Millisecond, time.Minute
+	b := crossing(3, true, peerEndpoint(1))
+	b.timeout = timeout
+	time.AfterFunc(held, give)
+	if err := s.awaitWindow(b); err != nil {
+		t.Fatal(err)
+	}
+	s.releaseWindow(len(b.payload), len(b.lengths), len(b.dests))
+	if b.timeout > timeout-held || b.timeout < timeout-windowPatience {
+		t.Errorf("of %v %v are left after %v", timeout, b.timeout, held)
+	}
+}
+
 // TestBatchWithoutMemory: a batch does not wait for memory beyond its time, and is then refused whole.
 func TestBatchWithoutMemory(t *testing.T) {
 	s, k, _ := spent(t)
