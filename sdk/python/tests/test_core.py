@@ -282,9 +282,10 @@ def test_what_close_leaves_behind() -> None:
     s.core.receive(pb.ServerMessage(send_result=pb.SendResult(id=s.must_poll().send.id)))
     sent, queued = (s.core.send([(DST, b"x")], Mode.WAIT, None) for _ in range(2))
     s.must_poll()
+    tried = s.core.send([(DST, b"x")], Mode.TRY, None)
     s.core.close()
     assert accepted.call.result() == range(1, 2)
-    for job, may_be in ((sent, True), (queued, False)):
+    for job, may_be in ((sent, True), (queued, False), (tried, False)):
         assert isinstance(job.call.error, BatchError)
         error = job.call.error.errors[0][1]
         assert (type(error), error.undecided) == (Closed, may_be)

@@ -702,13 +702,18 @@ async def test_a_client_closed_beside_a_bind_that_is_not_answered(
         monkeypatch.setattr(f"rdsd.{module}.BIND_TIMEOUT", 60.0)
     front, near = local_front, daemons[0]
     client = front.client(near.target)
+    sock = await front.do(client.bind, (near.address, 0))
     near.freeze()
     try:
         binding = asyncio.create_task(front.do(client.bind, (near.address, 0), timeout=None))
-        await asyncio.sleep(0.3)  # it waits by then
+        # A request binds a port for its reply.
+        asking = asyncio.create_task(front.do(sock.request, sock.local_address, b"?", timeout=None))
+        await asyncio.sleep(0.3)  # they wait by then
         await front.do(client.close)
         with pytest.raises(rdsd.Closed, match="the client is closed"):
             await asyncio.wait_for(binding, 20)
+        with pytest.raises(rdsd.Closed):
+            await asyncio.wait_for(asking, 20)
     finally:
         near.thaw()
 

@@ -227,6 +227,8 @@ class Sender:
             job = self._late.popleft()
             self._queue(job).append(job)
         self.ledger.lost(str(closed) if closed else RESTARTED)
+        if closed:
+            return  # close follows, and refuses what has not left
         for job in [j for j in self._trying if j.mode is Mode.TRY and not j.posted]:
             self._refuse_rest(job, make(DaemonUnavailable))
 

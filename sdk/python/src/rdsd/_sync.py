@@ -124,11 +124,7 @@ class Client(_process.Bound):
             congestion_mask=congestion_mask,
             spin=spin,
         )
-        try:
-            sock = self._bind(options, seconds(timeout))
-        except RdsError:
-            self._check()  # close is why
-            raise
+        sock = self._bind(options, seconds(timeout))
         try:
             sock._requests = Requests(self._bind, port_options(options, sock.local_address))
             with self._lock:
@@ -141,6 +137,14 @@ class Client(_process.Bound):
         return sock
 
     def _bind(self, options: BindOptions, limit: float | None) -> Socket:
+        """A socket, or a port for the replies to one's requests."""
+        try:
+            return self._bound(options, limit)
+        except RdsError:
+            self._check()  # close is why
+            raise
+
+    def _bound(self, options: BindOptions, limit: float | None) -> Socket:
         until = None if limit is None else time.monotonic() + limit
         while "rings" in self._ways:
             from . import _rings

@@ -112,11 +112,7 @@ class Client(_process.Bound):
             congestion_mask=congestion_mask,
             spin=spin,
         )
-        try:
-            sock = await self._bind(options, seconds(timeout))
-        except RdsError:
-            self._check()  # close is why
-            raise
+        sock = await self._bind(options, seconds(timeout))
         sock._requests = AioRequests(self._bind, port_options(options, sock.local_address))
         if self._closed:
             await sock.close()
@@ -125,6 +121,14 @@ class Client(_process.Bound):
         return sock
 
     async def _bind(self, options: BindOptions, limit: float | None) -> Socket:
+        """A socket, or a port for the replies to one's requests."""
+        try:
+            return await self._bound(options, limit)
+        except RdsError:
+            self._check()  # close is why
+            raise
+
+    async def _bound(self, options: BindOptions, limit: float | None) -> Socket:
         until = None if limit is None else time.monotonic() + limit
         while "rings" in self._ways:
             from ._aio_rings import RingSocket
