@@ -52,16 +52,22 @@ func startIll(t *testing.T, change func(*config.Config)) *ill {
 
 func (x *ill) addr() netip.Addr { return x.cfg.RDS.Addresses[0] }
 
-// problems are what the node says of itself, by code.
-func (x *ill) problems(t *testing.T) map[string]*rdsdv1.Problem {
+// said are the problems that the node tells of itself.
+func (x *ill) said(t *testing.T) []*rdsdv1.Problem {
 	t.Helper()
 	st, err := x.api.GetStatus(testContext(t), &rdsdv1.GetStatusRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
+	return st.GetProblem()
+}
+
+// problems are the worst of each code.
+func (x *ill) problems(t *testing.T) map[string]*rdsdv1.Problem {
+	t.Helper()
 	list := map[string]*rdsdv1.Problem{}
-	for _, p := range st.GetProblem() {
-		if list[p.GetCode()] == nil { // the worst of a code comes first
+	for _, p := range x.said(t) {
+		if list[p.GetCode()] == nil { // which comes first
 			list[p.GetCode()] = p
 		}
 	}
@@ -69,14 +75,20 @@ func (x *ill) problems(t *testing.T) map[string]*rdsdv1.Problem {
 }
 
 // has waits until the node says that it has a problem, of that severity at least, and
-// that what is said has the text.
+// that what is said has the text. It may have others of that code.
 func (x *ill) has(t *testing.T, code health.Code, severity rdsdv1.ProblemSeverity, text string) {
 	t.Helper()
-	var last map[string]*rdsdv1.Problem
+	var last []*rdsdv1.Problem
+	defer func() {
+		if t.Failed() {
+			t.Logf("it has %v", last)
+		}
+	}()
 	await.Until(t, 30*time.Second, fmt.Sprintf("the problem %v, %v, saying %q", code, severity, text), func() bool {
-		last = x.problems(t)
-		p := last[code.String()]
-		return p != nil && p.GetSeverity() >= severity && strings.Contains(p.GetText(), text) && p.GetRemedy() != ""
+		last = x.said(t)
+		return slices.ContainsFunc(last, func(p *rdsdv1.Problem) bool {
+			return p.GetCode() == code.String() && p.GetSeverity() >= severity && strings.Contains(p.GetText(), text) && p.GetRemedy() != ""
+		})
 	})
 }
 
