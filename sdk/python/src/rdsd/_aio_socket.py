@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ._slots import AsyncSlot, Lease
 
 
-class Socket(_process.Bound, ABC):
+class Socket(_process.OfOneProcess, ABC):
     """An RDS socket: ordered, reliable datagrams from one local address. Made by Client.bind.
 
     Any number of tasks of its loop may use it. Every timeout is in seconds, a

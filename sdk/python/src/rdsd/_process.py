@@ -25,7 +25,7 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-class Bound:
+class OfOneProcess:
     """What belongs to the process that made it: a copy would have the same socket or channel, and
     another process, which multiprocessing would send it to, has neither."""
 

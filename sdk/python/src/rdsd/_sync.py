@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 
-class Client(_process.Bound):
+class Client(_process.OfOneProcess):
     """A way to one daemon. Opening it does no I/O; sockets are bound on it."""
 
     def __init__(self, target: str | None = None, *, front_end: FrontEnd | None = None) -> None:

@@ -19,7 +19,7 @@ from ._target import Timeout, seconds
 T = TypeVar("T")
 
 
-class Service(_process.Bound):
+class Service(_process.OfOneProcess):
     """A service of one daemon; stub is the generated one."""
 
     def __init__(self, stub: Any, target: str, guard: ForkGuard) -> None:

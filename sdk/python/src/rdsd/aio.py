@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 
-class Client(_process.Bound):
+class Client(_process.OfOneProcess):
     """A way to one daemon. Opening it does no I/O; sockets are bound on it.
 
     As ``rdsd.Client``, inside one event loop, or in one after the other: what was got
