@@ -417,7 +417,7 @@ func (s *server) pathInfos() []PathInfo {
 	defer s.look()()
 	paths := s.rt.Paths()
 	slices.SortFunc(paths, func(a, b *rtrs.ServerPath) int {
-		return cmp.Or(compareIDs(s.idOf(a), s.idOf(b)), a.Info().Local.Compare(b.Info().Local), a.Info().Remote.Compare(b.Info().Remote))
+		return cmp.Or(compareIDs(s.idOf(a), s.idOf(b)), a.Local.Compare(b.Local), a.Remote.Compare(b.Remote))
 	})
 	list := make([]PathInfo, 0, len(paths))
 	for _, p := range paths {

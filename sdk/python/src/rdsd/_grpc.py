@@ -27,9 +27,8 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
 ]
 
 _DETAILS = "grpc-status-details-bin"
-_CHANNEL_CLOSED = (
-    "Channel closed!"  # what gRPC says of a call whose channel this program has closed
-)
+#: What gRPC says of a call whose channel this program has closed.
+_CHANNEL_CLOSED = "Channel closed!"
 _DOMAIN = "rdsd"
 
 

@@ -77,7 +77,8 @@ class Client(_process.OfOneProcess):
     def admin_service(self) -> rpc.AdminStub:
         """The raw service of the API that admin calls; from_grpc makes its errors typed."""
         self._check()
-        return self._admin._service
+        stub: rpc.AdminStub = self._admin._stub
+        return stub
 
     @property
     def volumes(self) -> Volumes:

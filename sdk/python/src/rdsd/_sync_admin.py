@@ -39,8 +39,7 @@ class Admin(Service):
     """
 
     def __init__(self, channel: grpc.Channel, target: str, guard: ForkGuard) -> None:
-        self._service = rpc.AdminStub(channel)
-        super().__init__(self._service, target, guard)
+        super().__init__(rpc.AdminStub(channel), target, guard)
 
     def status(
         self,
