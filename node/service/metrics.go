@@ -132,8 +132,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	shown := foremost(s.Peers, maxPeersInMetrics, unreached, traffic)
 	var values []uint64
-	for i := range shown {
-		p := &shown[i]
+	for _, p := range shown {
 		local, remote, up := p.Local.String(), p.Remote.String(), 0.0
 		if p.Up {
 			up = 1

@@ -2,6 +2,7 @@ package service
 
 import (
 	"cmp"
+	"iter"
 	"net"
 	"slices"
 	"strings"
@@ -181,8 +182,7 @@ func (c *volumeCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	listed, gone := byName(s.exports, s.gone)
 	exports := most(p, listed, func(e *namedExports) bool { return e.failed || e.info.Stalled() }, func(e *namedExports) uint64 { return e.traffic() })
-	for i := range exports {
-		e := &exports[i]
+	for _, e := range exports {
 		p.gauge(c.exportOpen, boolean(e.info.State == "open"), e.info.Name)
 		p.gauge(c.exportFailed, boolean(e.failed), e.info.Name)
 		p.gauge(c.exportSize, float64(e.info.Info.Size), e.info.Name)
@@ -191,13 +191,11 @@ func (c *volumeCollector) Collect(ch chan<- prometheus.Metric) {
 		p.ops(&c.exportOps, &e.ops, e.info.Name)
 	}
 	// The counters of what was open below roots stay where there is room for them.
-	gone = foremost(gone, maxVolumesInMetrics-len(exports), func(e *namedExports) bool { return false }, func(e *namedExports) uint64 { return e.traffic() })
-	for i := range gone {
-		p.ops(&c.exportOps, &gone[i].ops, gone[i].info.Name)
+	for _, e := range foremost(gone, maxVolumesInMetrics-len(exports), func(*namedExports) bool { return false }, func(e *namedExports) uint64 { return e.traffic() }) {
+		p.ops(&c.exportOps, &e.ops, e.info.Name)
 	}
 	mappings := most(p, s.mappings, func(m *counted[volume.MappingInfo]) bool { return m.info.State != volume.StateOpen || m.info.Stalled() }, (*counted[volume.MappingInfo]).traffic)
-	for i := range mappings {
-		m := &mappings[i]
+	for _, m := range mappings {
 		labels := []string{m.info.ID, m.info.Node, m.info.Name}
 		p.gauge(c.mappingOpen, boolean(m.info.State == volume.StateOpen), labels...)
 		p.gauge(c.mappingSize, float64(m.info.Info.Size), labels...)
@@ -278,10 +276,10 @@ func pathDown(g *[]volume.PathInfo) bool {
 	return !slices.ContainsFunc(*g, func(p volume.PathInfo) bool { return p.State == pathConnected || p.Role != volume.RoleClient })
 }
 
-func (c *volumeCollector) collectSessions(p *page, list [][]volume.SessionInfo) {
+func (c *volumeCollector) collectSessions(p *page, groups []*[]volume.SessionInfo) {
 	var up, inFlight, waiting, memory, unfenced, timeouts sums
-	for _, s := range slices.Concat(list...) {
-		labels := sessionLabels(&s)
+	for s := range within(groups) {
+		labels := sessionLabels(s)
 		up.add(boolean(s.Up), labels)
 		inFlight.add(float64(s.InFlight), labels)
 		waiting.add(float64(s.Waiting), labels)
@@ -299,16 +297,16 @@ func (c *volumeCollector) collectSessions(p *page, list [][]volume.SessionInfo) 
 	p.sums(c.sessionTimeouts, prometheus.CounterValue, &timeouts)
 }
 
-func (c *volumeCollector) collectPaths(p *page, list [][]volume.PathInfo) {
+func (c *volumeCollector) collectPaths(p *page, groups []*[]volume.PathInfo) {
 	var up, latency, inFlight sums
 	counters := make([]sums, len(pathCounters))
-	for _, t := range slices.Concat(list...) {
-		labels := pathLabels(&t)
+	for t := range within(groups) {
+		labels := pathLabels(t)
 		up.add(boolean(t.State == pathConnected), labels)
 		latency.atLeast(t.Latency.Seconds(), labels)
 		inFlight.add(float64(t.InFlight), labels)
 		for k := range pathCounters {
-			counters[k].add(float64(pathCounters[k].read(&t)), labels)
+			counters[k].add(float64(pathCounters[k].read(t)), labels)
 		}
 	}
 	p.sums(c.pathUp, prometheus.GaugeValue, &up)
@@ -371,7 +369,7 @@ func histOf(o *blk.OpCounts) *stats.Hist {
 }
 
 // most is the part of a list that is shown.
-func most[T any](p *page, list []T, down func(*T) bool, traffic func(*T) uint64) []T {
+func most[T any](p *page, list []T, down func(*T) bool, traffic func(*T) uint64) []*T {
 	shown := foremost(list, maxVolumesInMetrics, down, traffic)
 	p.omitted += len(list) - len(shown)
 	return shown
@@ -390,6 +388,19 @@ func grouped[T any](list []T, labels func(*T) []string) (groups [][]T) {
 		groups[k] = append(groups[k], list[i])
 	}
 	return groups
+}
+
+// within goes over all of so many groups.
+func within[T any](groups []*[]T) iter.Seq[*T] {
+	return func(yield func(*T) bool) {
+		for _, g := range groups {
+			for i := range *g {
+				if !yield(&(*g)[i]) {
+					return
+				}
+			}
+		}
+	}
 }
 
 func labelKey(labels []string) string { return strings.Join(labels, "\x00") }

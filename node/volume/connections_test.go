@@ -192,3 +192,40 @@ func TestRoomIsMadeForAConnection(t *testing.T) {
 		t.Errorf("one rests: %v after %d questions, %d bytes are held of %d", err, asked, n.memory.Used(), n.memory.Limit())
 	}
 }
+
+// TestRoomThatIsMadeIsNotTaken: a connection that needs more than one who rests gives back comes up also where
+// a stranger takes all that is free before the next one is asked. Where there is not enough nothing stays charged,
+// and no more of them are forgotten than would give twice what is wanted.
+func TestRoomThatIsMadeIsNotTaken(t *testing.T) {
+	const wanted = 3*restBytes + connBytes
+	n := newServerNode(t, freePort(t))
+	n.memory = quota.New(256<<20, nil)
+	resting, stranger := n.memory.Account(quota.Peer(netip.MustParseAddr("10.0.0.1"))), n.memory.Account(quota.Peer(netip.MustParseAddr("10.0.0.3")))
+	asked, rest := 0, 100
+	n.evict = func() bool {
+		stranger.Grow(quota.Peers, n.memory.Limit()-n.memory.Used())
+		if asked++; asked > rest {
+			return false
+		}
+		resting.Give(quota.Peers, restBytes)
+		return true
+	}
+	srv := n.start().srv
+	resting.Grow(quota.Peers, int64(rest)*restBytes)
+	n.memory.Account(quota.User(1)).Grow(quota.Clients, n.memory.Limit()-n.memory.Used())
+	peer := n.memory.Account(quota.Peer(netip.MustParseAddr("10.0.0.2")))
+	if err := srv.charge(peer, wanted); err != nil || peer.Used() != wanted || asked != 4 {
+		t.Errorf("%v after %d questions, %d bytes are charged of %d", err, asked, peer.Used(), wanted)
+	}
+	asked, rest = 0, 2
+	if err := srv.charge(peer, wanted); !errors.Is(err, rdserr.ErrNoMemory) || peer.Used() != wanted || asked != 3 {
+		t.Errorf("two rest: %v after %d questions, %d bytes are charged, %d before", err, asked, peer.Used(), wanted)
+	}
+	asked, rest = 0, 100
+	n.evict = func() bool { asked++; return true } // who gave nothing back
+	srv.h.evict = n.evict
+	stranger.Grow(quota.Peers, n.memory.Limit()-n.memory.Used())
+	if err := srv.charge(peer, wanted); !errors.Is(err, rdserr.ErrNoMemory) || peer.Used() != wanted || asked > 2*(1+wanted/restBytes) {
+		t.Errorf("nothing is given back: %v after %d questions, %d bytes are charged, %d before", err, asked, peer.Used(), wanted)
+	}
+}

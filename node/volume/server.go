@@ -256,16 +256,31 @@ func (s *server) accept(via *Transport, r transport.ConnRequest) {
 
 // charge takes the memory of one more connection. When it is spent, peers of datagrams that rest
 // make room for one that holds little, as they do for a peer of datagrams that nobody knew:
-// also where others hold all of the rest, the paths of a session come up. With more than that a
-// peer would have all that rest forgotten, one by one.
+// also where others hold all of the rest, the paths of a session come up. What one of them gives back
+// is taken before the next one is asked: connections of strangers, who come at the same time and want
+// less, would have each piece before there is enough. With twice what is wanted a peer has asked for all
+// it gets; otherwise it would have all that rest forgotten, one by one.
 func (s *server) charge(a *quota.Account, n int64) error {
+	before := a.Used()
 	err := a.Take(quota.Peers, n)
-	for range 1 + n/restBytes {
-		if err == nil || s.h.evict == nil || a.Used() > littleBytes || !s.h.evict() {
+	if err == nil || s.h.evict == nil || before > littleBytes {
+		return err
+	}
+	var have int64
+	for range 2 * (1 + n/restBytes) {
+		if !s.h.evict() {
 			break
 		}
-		err = a.Replace(quota.Peers, n)
+		if err = a.Replace(quota.Peers, n-have); err == nil {
+			return nil
+		}
+		if part := min(n-have, restBytes); a.Replace(quota.Peers, part) == nil {
+			if have += part; have == n {
+				return nil
+			}
+		}
 	}
+	a.Give(quota.Peers, have)
 	return err
 }
 
