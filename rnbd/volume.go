@@ -230,11 +230,16 @@ func (v *Volume) askFirst(now time.Duration) time.Duration {
 	return v.askFrom(now)
 }
 
+// askFrom is when INFO goes next: on a grid that all volumes share, so that hundreds of them that
+// nobody uses wake the shell some three times a second and not for each.
 func (v *Volume) askFrom(now time.Duration) time.Duration {
-	if v.c.cfg.AskEvery < 0 {
+	every := v.c.cfg.AskEvery
+	if every < 0 {
 		return Never
 	}
-	return now + v.c.cfg.AskEvery
+	grid := max(every/16, 1)
+	at := now + every + grid - 1
+	return at - at%grid
 }
 
 // sameAs judges whether the volume that the server has opened again is the same, before
