@@ -113,6 +113,20 @@ func (h Holder) String() string {
 	return "node"
 }
 
+// compare orders holders: the node, peers by address, users.
+func (h Holder) compare(o Holder) int {
+	switch {
+	case h.User != o.User:
+		if o.User {
+			return -1
+		}
+		return 1
+	case h.User:
+		return cmp.Compare(h.UID, o.UID)
+	}
+	return h.Peer.Compare(o.Peer) // that of the node is none, which comes first
+}
+
 // Node is the account of a whole node. Make it with New.
 type Node struct {
 	limit     int64
@@ -437,7 +451,10 @@ func (n *Node) Holders() []Holding {
 	}
 	n.mu.Unlock()
 	slices.SortFunc(l, func(a, b Holding) int {
-		return cmp.Or(cmp.Compare(b.Used, a.Used), cmp.Compare(a.Holder.String(), b.Holder.String()))
+		if a.Used != b.Used {
+			return cmp.Compare(b.Used, a.Used)
+		}
+		return a.Holder.compare(b.Holder) // thousands of peers hold as much as each other
 	})
 	return l
 }

@@ -458,3 +458,24 @@ func TestSure(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestHoldersInOrder: those with the most come first, and of those with as much the node, peers by address and users.
+// Nothing is made of each for that: thousands of peers hold as much as each other, and each scrape asks.
+func TestHoldersInOrder(t *testing.T) {
+	n := New(256*mib, nil)
+	peer := func(s string) Holder { return Peer(netip.MustParseAddr(s)) }
+	want := []Holder{User(3), {}, peer("10.0.0.2"), peer("10.0.0.10"), peer("fd00::1"), User(1), User(2)}
+	for _, i := range []int{4, 1, 6, 0, 3, 5, 2} {
+		n.Account(want[i]).Grow(Sockets, mib)
+	}
+	n.Account(want[0]).Grow(Sockets, 1)
+	l := n.Holders()
+	for i := range want {
+		if l[i].Holder != want[i] {
+			t.Errorf("place %d has %v, want %v", i, l[i].Holder, want[i])
+		}
+	}
+	if a := testing.AllocsPerRun(10, func() { n.Holders() }); a > 2 {
+		t.Errorf("%v allocations for %d holders", a, len(want))
+	}
+}
