@@ -11,7 +11,7 @@ import (
 
 func TestTuneMemory(t *testing.T) {
 	percent, limit := debug.SetGCPercent(100), debug.SetMemoryLimit(-1)
-	defer func() { debug.SetGCPercent(percent); debug.SetMemoryLimit(limit) }()
+	defer func() { debug.SetGCPercent(percent); debug.SetMemoryLimit(limit); whole.Store(false) }()
 	cfg := config.Default()
 	t.Setenv("GOGC", "100")
 	t.Setenv("GOMEMLIMIT", "off")
