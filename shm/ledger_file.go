@@ -49,7 +49,8 @@ func (l *Ledger) create() error {
 	// The tables are large and little of them is used, a page here and there. On a disk the first access to one would
 	// bring as much around it as the disk reads ahead, 128 KiB to some MiB, which then are memory of the daemon; on a
 	// tmpfs that gives huge pages unasked 2 MiB. What a kernel refuses of this costs memory alone.
-	_, _ = unix.Madvise(l.mem, unix.MADV_RANDOM), unix.Madvise(l.mem, unix.MADV_NOHUGEPAGE)
+	_ = unix.Madvise(l.mem, unix.MADV_RANDOM)
+	_ = unix.Madvise(l.mem, unix.MADV_NOHUGEPAGE)
 	l.base = unsafe.Pointer(unsafe.SliceData(l.mem))
 	l.have = make([]uint64, l.h.FileBytes>>12/64+1)
 	err = l.ensure(0, HeaderBytes)
